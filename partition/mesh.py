@@ -145,7 +145,7 @@ class Mesh:
         return rank
 
     def members(self, group: CommGroup, rank: int) -> tuple[int, ...]:
-        """Returns the world ranks of the group of this kind that `rank` is in, in group-rank order.
+        """Returns the world ranks of a group, in group-rank order.
 
         Args:
             group: A kind of group.

@@ -290,7 +290,7 @@ def _skipping(given: Any, call: Callable[[Any], Any]) -> Any:
 
 
 def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[[Any], Any]) -> Any:
-    """Reduces what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
+    """Reduces what is not averaged yet; what is averaged is so on all replicas, and its sum is known."""
     import horovod.tensorflow as hvd
 
     from smp_tf.replicas import gradient_marks, sums, unaveraged

@@ -26,7 +26,7 @@ class Pending(Protocol):
         """Returns the does what `values_for` below says."""
 
     def take_what_exists(self) -> None:
-        """Does what the function `take_what_exists` below says."""
+        """Restores what has come into being since, before the first step runs."""
 
     def optimizer_ready(self) -> None:
         """Gives slots their values, once an optimizer has made them on this rank or has none to make here."""

@@ -59,7 +59,7 @@ class Restore:
         return self._manifest.name
 
     def begin(self) -> None:
-        """Check the files, and restore what exists.
+        """Checks the files, and restores what exists.
 
         Raises:
             CheckpointError: on all ranks, when on any of them something is damaged, missing, or does not fit.
@@ -80,7 +80,7 @@ class Restore:
         step_seeds.restore(self._manifest.random)
 
     def values_for(self, placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
-        """As `pending_restore.values_for`."""
+        """Does what `pending_restore.values_for` says."""
         found = survey(self._checkpoint)
         key_of = found.key_of()
         stage = runtime.current().topology.stage
@@ -108,19 +108,19 @@ class Restore:
         return value
 
     def take_what_exists(self) -> None:
-        """As `pending_restore.take_what_exists`."""
+        """Does what `pending_restore.take_what_exists` says."""
         # Later, the script may have changed what it has made.
         if self._steps == 0:
             self._take(self._to_take(survey(self._checkpoint)))
 
     def optimizer_ready(self) -> None:
-        """Give the slots and other variables that an optimizer has made their values."""
+        """Gives the slots and other variables that an optimizer has made their values."""
         found = survey(self._checkpoint)
         ready = set(found.optimizers) - set(found.waiting)
         self._take([item for item in self._to_take(found) if item.optimizer in ready])
 
     def count_step(self) -> None:
-        """Note that a step begins.
+        """Notes that a step begins.
 
         Raises:
             CheckpointError: earlier steps have left state over.
@@ -132,7 +132,7 @@ class Restore:
                 self.due.assign(False)
 
     def check(self) -> list[str]:
-        """The keys of state whose objects are not there yet: a model that no step has used, an optimizer without slots.
+        """Returns the keys of state whose objects are not there yet: of a model no step has used, or an optimizer.
 
         Raises:
             CheckpointError: there is state that nothing will ever take up.
@@ -146,7 +146,7 @@ class Restore:
         return [key for key, stored in self._left() if self._waits(key, stored, found)]
 
     def end(self) -> None:
-        """Look once more when smp_tf ends.
+        """Looks once more when smp_tf ends.
 
         Raises:
             CheckpointError: steps have left state over.
@@ -160,7 +160,7 @@ class Restore:
             )
 
     def _to_take(self, found: Survey) -> list[Item]:
-        """What is here now and was not restored yet."""
+        """Returns what is here now and was not restored yet."""
         return [item for item in found.items.values() if item.is_here and item.key not in self._done]
 
     def _take(self, items: Sequence[Item]) -> None:
@@ -171,7 +171,7 @@ class Restore:
             self._assign(items)
 
     def _assign(self, items: Sequence[Item]) -> None:
-        """Read and assign; objects get all parts of their state at once."""
+        """Reads and assigns; objects get all parts of their state at once."""
         by_key = {item.key: item for item in items if item.key in self._manifest.tensors}
         objects: dict[int, tuple[Any, dict[str, tf.Tensor]]] = {}
         with assigned_values.unnoted():
@@ -186,14 +186,14 @@ class Restore:
         self._done.update(item.key for item in items)
 
     def _read(self, wanted: Mapping[str, tuple[int, int] | None]) -> Iterator[tuple[str, tf.Tensor]]:
-        """Key and value of tensors, or of some of their rows; what the checkpoint lacks is left out."""
+        """Yields the key and value of tensors, or of some of their rows; what the checkpoint lacks is left out."""
         there = {key: rows for key, rows in wanted.items() if key in self._manifest.tensors}
         yield from read_tensors(self._directory, self._manifest, [key for key, rows in there.items() if rows is None])
         cut = {key: rows for key, rows in there.items() if rows is not None}
         yield from read_rows(self._directory, self._manifest, cut)
 
     def _slots_to_look_at(self, own: Mapping[str, Any], found: Survey) -> dict[str, tuple[int, int] | None]:
-        """The slots that this rank reads before they exist, to see that nothing is damaged.
+        """Returns the slots that this rank reads before they exist, to see that nothing is damaged.
 
         Args:
             own: variables that this rank stores, by key.
@@ -211,7 +211,7 @@ class Restore:
         return wanted
 
     def _damage(self, wanted: Mapping[str, tuple[int, int] | None]) -> list[str]:
-        """Read tensors, or some of their rows, and throw them away; what is damaged, in words."""
+        """Reads tensors, or some of their rows, and throws them away; returns what is damaged, in words."""
         try:
             for _ in self._read(wanted):
                 pass
@@ -220,7 +220,7 @@ class Restore:
         return []
 
     def _misfits(self, items: Iterable[Item]) -> list[str]:
-        """What the checkpoint lacks, or has in another shape or dtype, in words."""
+        """Returns what the checkpoint lacks, or has in another shape or dtype, in words."""
         lacking, other = [], []
         for item in items:
             stored = self._manifest.tensors.get(item.key)
@@ -268,7 +268,7 @@ class Restore:
         return [(key, stored) for key, stored in self._manifest.tensors.items() if key not in self._done]
 
     def _left_over(self, found: Survey) -> list[str]:
-        """What nothing here will take up, in words."""
+        """Returns what nothing here will take up, in words."""
         if self._partial:
             return []
         here = {item.key for item in self._to_take(found)} if self._steps == 0 else set()
@@ -286,7 +286,7 @@ class Restore:
         ]
 
     def _is_elsewhere(self, key: str, stored: StoredTensor, found: Survey) -> bool:
-        """Whether another rank has what a key belongs to."""
+        """Returns whether another rank has what a key belongs to."""
         item = found.items.get(variable_of_slot(key))
         if item is not None and not item.is_here:
             return True
@@ -297,13 +297,13 @@ class Restore:
         return stored.optimizer in found.optimizers and not found.optimizers[stored.optimizer]
 
     def _waits(self, key: str, stored: StoredTensor, found: Survey) -> bool:
-        """Whether the object of a key may still come into being."""
+        """Returns whether the object of a key may still come into being."""
         if stored.optimizer and stored.optimizer in found.waiting:
             return True
         return any(key == path or key.startswith(f"{path}/") for path in found.unfinished)
 
     def _agree(self, problems: Sequence[str], doing: str) -> None:
-        """Raise on all ranks what any rank has found."""
+        """Raises on all ranks what any rank has found."""
         running = runtime.current()
         said = exchange.allgather_json(list(problems), name=doing)
         found: dict[str, list[int]] = {}
@@ -319,12 +319,12 @@ class Restore:
 
 
 def _are_slots_here(variable: Any, optimizer: Any) -> bool:
-    """Whether this rank has slots of a variable that its stage stores, or some rows of them."""
+    """Returns whether this rank has slots of a variable that its stage stores, or some rows of them."""
     return layouts.slots_of(variable, optimizer).is_at(layouts.here())
 
 
 def _rows_to_look_at(variable: Any, optimizer: Any, stored: StoredTensor) -> tuple[int, int] | None:
-    """The rows of a slot that does not exist yet which this replica reads to see whether they are damaged; None: all.
+    """Returns the rows of a future slot that this replica reads to see whether they are damaged; None for all.
 
     Where the slots of a weight are cut, if they are, is known with the optimizer. Until then each replica of the stage
     takes as many, whoever will have them: what one finds damaged it tells all, and together they see all rows.

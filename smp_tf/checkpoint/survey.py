@@ -78,7 +78,7 @@ class Item:
     extent: int = 0
 
     def whole(self, shape: tf.TensorShape) -> tf.TensorShape:
-        """The shape of all rows, given that of what is here."""
+        """Returns the shape of all rows, given that of what is here."""
         return shape if self.rows is None else tf.TensorShape([self.extent, *shape[1:]])
 
 
@@ -107,23 +107,23 @@ class Survey:
     other_shares: list[str] = dataclasses.field(default_factory=list)
 
     def key_of(self) -> dict[int, str]:
-        """The key of every variable, by `id` of its handle."""
+        """Returns the key of every variable, by `id` of its handle."""
         return {id(i.target.handle): key for key, i in self.items.items() if i.kind is not Kind.STATE}
 
 
 def variable_of_slot(key: str) -> str:
-    """The key of the variable that a slot's key belongs to; the key itself for no slot."""
+    """Returns the key of the variable that a slot's key belongs to; the key itself for no slot."""
     return key.partition(_SLOT)[0]
 
 
 def state_of(target: Any, part: str) -> tf.Tensor:
-    """The value of one part of an object's state."""
+    """Returns the value of one part of an object's state."""
     state = tf_internals.object_state(target)
     return state[part]
 
 
 def survey(root: Any) -> Survey:
-    """Walk everything that is reachable from a root by attributes that TensorFlow tracks.
+    """Walks everything that is reachable from a root by attributes that TensorFlow tracks.
 
     Args:
         root: a `tf.train.Checkpoint` or another trackable object.
@@ -226,7 +226,7 @@ class _Walk:
 
 
 def _item_of_slot(key: str, slot: Any, of: Item, path: str, optimizer: Any) -> Item:
-    """A slot that is here, of the variable of another item."""
+    """Returns a slot that is here, of the variable of another item."""
     variable = of.target
     spread = layouts.slots_of(variable, optimizer)
     rows = spread.rows_at(layouts.here())
@@ -238,7 +238,7 @@ def _item_of_slot(key: str, slot: Any, of: Item, path: str, optimizer: Any) -> I
 
 
 def _is_settled(model: SplitModel) -> bool:
-    """Whether it is decided who stores a model's variables."""
+    """Returns whether it is decided who stores a model's variables."""
     if not model.built or model._smp_store.is_new:
         return False
     return len(model._smp_store) > 0 or not model.variables

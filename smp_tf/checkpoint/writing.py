@@ -84,7 +84,7 @@ class Writing:
             self._writer_of.update(dict.fromkeys(said[rank]["has"], rank))
 
     def write_parts(self) -> None:
-        """Write what this rank is to write, and wait for all others.
+        """Writes what this rank is to write, and waits for all others.
 
         Raises:
             CheckpointError: some rank could not write.
@@ -112,7 +112,7 @@ class Writing:
         self._raise_errors(errors, "be written")
 
     def commit(self, rotation: Rotation) -> None:
-        """Make the parts a checkpoint, on rank 0, and delete what is too many.
+        """Makes the parts a checkpoint, on rank 0, and deletes what is too many.
 
         Args:
             rotation: which checkpoints stay.
@@ -138,7 +138,7 @@ class Writing:
         self._raise_errors([problem for problem, _ in said], "be committed")
 
     def _take_folder(self) -> str:
-        """Hold the folder for this job, on rank 0; what is in the way of that, in words."""
+        """Holds the folder for this job, on rank 0; returns what is in the way of that, in words."""
         try:
             if folder_lock.current(self._directory, self._series) is None:
                 make_folder(self._directory)
@@ -149,7 +149,7 @@ class Writing:
         return ""
 
     def _make_room(self) -> None:
-        """Delete what killed jobs have left, on rank 0. Where that fails, it is in the way of no save."""
+        """Deletes what killed jobs have left, on rank 0. Where that fails, it is in the way of no save."""
         if self._topology.rank != 0:
             return
         try:
@@ -161,7 +161,7 @@ class Writing:
             )
 
     def _rotate(self, rotation: Rotation, replaced: Sequence[str]) -> None:
-        """Delete what is too many, and replaced parts. Where that fails, the checkpoint is saved all the same."""
+        """Deletes what is too many, and replaced parts. Where that fails, the checkpoint is saved all the same."""
         try:
             for prefix in replaced:
                 checkpoint_files.delete_part(self._directory, prefix)
@@ -181,14 +181,14 @@ class Writing:
             leftovers.clean(self._directory, self._series, before)
 
     def _prefix(self, rank: int) -> str:
-        """Of the files that a rank writes."""
+        """Returns the prefix of the files that a rank writes."""
         mesh = self._topology.mesh
         # The ranks of a stage write to one folder, each to files of its own.
         number = mesh.members(CommGroup.DP_GROUP, rank).index(rank)
         return f"mp_rank_{mesh.coordinates(rank)['P']}/{self._stem}{f'-{number}' if number else ''}"
 
     def _delete_own_part(self) -> None:
-        """Delete what this rank has written in a save that failed. Where that fails, it is a left-over."""
+        """Deletes what this rank has written in a save that failed. Where that fails, it is a left-over."""
         prefix = self._prefix(self._topology.rank)
         try:
             checkpoint_files.delete_part(self._directory, prefix)
@@ -225,7 +225,7 @@ class Writing:
         return checkpoint_files.commit(self._directory, manifest)
 
     def _part_of(self, rank: int, said: Any) -> Part:
-        """What a rank has written, by its own words: it may be confused, so the files must be those it was to write."""
+        """Returns what a rank has written, by its own words; the files must be those it was to write."""
         try:
             part: Part = record_from(Part, said, "its part")
         except PlacementError as error:
@@ -266,19 +266,19 @@ class Writing:
 
 
 def _is_owned(item: Item) -> bool:
-    """Whether a stage stores an item, rather than every rank."""
+    """Returns whether a stage stores an item, rather than every rank."""
     return item.stage is not None
 
 
 def _value(item: Item) -> tf.Tensor:
-    """The value of an item; the memory of a variable, not a copy of it."""
+    """Returns the value of an item; the memory of a variable, not a copy of it."""
     if item.kind is Kind.STATE:
         return state_of(item.target, item.part)
     return item.target.read_value()
 
 
 def _put_together(key: str, written: Sequence[tuple[int, Sequence[Any]]]) -> StoredTensor:
-    """One tensor of the manifest.
+    """Returns one tensor of the manifest.
 
     Args:
         key: of the tensor.
@@ -290,7 +290,7 @@ def _put_together(key: str, written: Sequence[tuple[int, Sequence[Any]]]) -> Sto
     part, (dtype, shape, kind, stage, optimizer, _) = written[0]
     stored = StoredTensor(part, dtype, tuple(shape), kind, stage, optimizer)
     if all(rows is None for _, (*_, rows) in written):
-        # Several may have it whole: what an optimizer keeps of a cut weight beside slots of rows is the same on all.
+        # Several may have it whole: what an optimizer keeps of a cut weight besides slots of rows is the same on all.
         return stored
     extent = stored.shape[0]
     slices = sorted((*(rows or (0, extent)), part) for part, (*_, rows) in written)

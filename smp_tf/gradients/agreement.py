@@ -31,7 +31,7 @@ _WORDS = ("nothing", "what comes of a step", "what is not known to come from a s
 
 
 def require_alike(gradients: Sequence[Any], todo: Collection[int], name: str, handles: Sequence[Any]) -> list[Any]:
-    """Raise where replicas do not have the same places of a list to average; every replica calls it.
+    """Raises where replicas do not have the same places of a list to average; every replica calls it.
 
     Args:
         gradients: tensors, sparse slices or None.
@@ -73,17 +73,17 @@ def _state(gradient: Any, is_todo: bool, may_be_zeros: bool) -> tf.Tensor:
 
 
 def _owners_of_its_shape(gradient: Any) -> frozenset[int]:
-    """The replicas that alone update a weight of the shape of a dense gradient."""
+    """Returns the replicas that alone update a weight of the shape of a dense gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         return frozenset()
     return frozenset(receivers.owners_of_shape(tf.convert_to_tensor(gradient)))
 
 
 def _problem(heard: np.ndarray, is_owner: np.ndarray) -> str:
-    """What is wrong with what the replicas have, in words; "" for nothing.
+    """Returns what is wrong with what the replicas have, in words; "" for nothing.
 
     Args:
-        heard: what they have said, one behind the other.
+        heard: what they have said, one after the other.
         is_owner: by place and replica, whether the latter alone updates a weight of the shape of what is averaged.
     """
     places, replicas = is_owner.shape

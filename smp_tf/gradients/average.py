@@ -19,7 +19,7 @@ from smp_tf.variables.host_offload import beside_gradients
 
 
 def average_gradients(gradients: Sequence[Any]) -> list[Any]:
-    """Average gradients over the replicas of this rank's partition.
+    """Averages gradients over the replicas of this rank's partition.
 
     What `accumulate` of a step's gradient gives is averaged already and comes back as it is; this is for gradients that
     were computed in another way, such as those of the script's own variables.

@@ -38,7 +38,7 @@ _TOLERANCE = 1e-3
 
 
 def _chosen(rows: tf.Tensor) -> tf.Tensor:
-    """What is known of each entry, from the first rank that has it; `_ABSENT` where none does.
+    """Returns what is known of each entry, from the first rank that has it; `_ABSENT` where none does.
 
     Args:
         rows: half the squares of each entry, by rank; `_ABSENT` where a rank does not have it.
@@ -66,14 +66,14 @@ def _chosen(rows: tf.Tensor) -> tf.Tensor:
 
 
 def _by_entry(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum over the entries, each taken from the first stage that has it."""
+    """Returns the sum over the entries, each taken from the first stage that has it."""
     chosen = _chosen(tf.stack(parts))
     is_known = tf.not_equal(chosen, tf.constant(_ABSENT, tf.float64))
     return tf.reshape(tf.reduce_sum(tf.where(is_known, chosen, tf.zeros_like(chosen))), [1])
 
 
 def _of_all_shares(squares: tf.Tensor) -> tf.Tensor:
-    """What the replicas of a stage have, entry by entry: each of a share, or all of the same."""
+    """Returns what the replicas of a stage have, entry by entry: each of a share, or all of the same."""
     if not layouts.are_shared():
         return squares
     exchange = exchange_of(layouts.count(), f"smp_norm_{_NORM_BY_ENTRY.code}", [order().handle])
@@ -92,14 +92,14 @@ _NOT_FINITE = StageReduction(3, "the check for gradients that are not finite", _
 
 
 def _over_optimizers(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
-    """Sum what optimizers have that apply parts of the same gradients: those of all stages, and of all shares."""
+    """Sums what optimizers have that apply parts of the same gradients: those of all stages, and of all shares."""
     if layouts.are_shared():
         [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[order().handle])
     return over_stages(own, reduction)
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """The norm of all gradients together, over all stages of the replica.
+    """Returns the norm of all gradients together, over all stages of the replica.
 
     Every rank of the replica must call it (of all replicas, with shard_optimizer_state), outside the step, with a list
     in the same order.
@@ -128,7 +128,7 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 
 
 def clip_by_global_norm(gradients: Sequence[Any], clip_norm: Any, use_norm: Any = None) -> tuple[list[Any], tf.Tensor]:
-    """Scale all gradients so that the norm of all of them, over all stages, is at most a given one.
+    """Scales all gradients so that the norm of all of them, over all stages, is at most a given one.
 
     As `tf.clip_by_global_norm`; every rank of the replica must call it (of all replicas, with shard_optimizer_state),
     outside the step, with a list in the same order.
@@ -157,7 +157,7 @@ def clip_by_global_norm(gradients: Sequence[Any], clip_norm: Any, use_norm: Any 
 
 
 def all_finite(here: tf.Tensor) -> tf.Tensor:
-    """Whether all gradients of all stages are finite; every rank must call it.
+    """Returns whether all gradients of all stages are finite; every rank must call it.
 
     Args:
         here: whether those that this rank applies are, a bool scalar.
@@ -170,7 +170,7 @@ def all_finite(here: tf.Tensor) -> tf.Tensor:
 
 
 def norm_of_own(gradients: Sequence[Any]) -> tf.Tensor:
-    """The norm over all stages of gradients that no two ranks give; every rank must call it.
+    """Returns the norm over all stages of gradients that no two ranks give; every rank must call it.
 
     Args:
         gradients: those that this rank counts, none of them None; none at all is fine.
@@ -213,7 +213,7 @@ _counted = _Counted()
 
 @contextlib.contextmanager
 def counting(entries: Sequence[bool]) -> Iterator[None]:
-    """Within this context, `tf.linalg.global_norm` over as many gradients is that of all stages.
+    """Makes `tf.linalg.global_norm` over as many gradients that of all stages, within its context.
 
     Args:
         entries: for each gradient that is not None, whether this rank counts it; one that every rank has is counted by
@@ -240,7 +240,7 @@ class NormPatch:
         self._original: Callable[..., Any] | None = None
 
     def install(self) -> bool:
-        """Put ours in place. Doing it twice is doing it once.
+        """Puts ours in place. Doing it twice is doing it once.
 
         Returns:
             Whether it was not in place before.
@@ -251,7 +251,7 @@ class NormPatch:
         return True
 
     def remove(self) -> None:
-        """Put TensorFlow's own back."""
+        """Puts TensorFlow's own back."""
         if self._original is not None:
             tf_internals.replace_global_norm(self._original)
             self._original = None
@@ -275,7 +275,7 @@ class NormPatch:
 
 
 def _is_spread(t_list: Any) -> bool:
-    """Whether a list holds gradients of a step, some of which other ranks may have."""
+    """Returns whether a list holds gradients of a step, some of which other ranks may have."""
     running = runtime.current_or_none()
     if running is None or (running.topology.stages == 1 and not layouts.are_shared()):
         return False

@@ -31,7 +31,7 @@ _ADVICE = (
 
 
 def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Raise where gradients of a model's weights are applied that are not averages; all replicas of a stage call it.
+    """Raises where gradients of a model's weights are applied that are not averages; all replicas of a stage call it.
 
     Args:
         pairs: gradients, or None, and variables, as an optimizer is given them.
@@ -52,7 +52,7 @@ def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _goes_to_all(variable: Any) -> bool:
-    """Whether replicas share the slots of a variable, and a step gives its gradient to all of them, or may do so."""
+    """Returns whether replicas share the slots of a variable, and a step gives its gradient to all, or may."""
     layout = layout_of(variable)
     return layout.slots != EVERYWHERE and layout.gradient == EVERYWHERE
 
@@ -73,7 +73,7 @@ def _require_zeros(gradient: Any, variable: Any) -> None:
 
 
 def _require_the_same(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """What a script has made of averages is the same on all replicas; what no step has averaged is not."""
+    """Requires that what a script has made of averages is the same on all replicas."""
     handles = [] if tf.executing_eagerly() else [order().handle]
     exchange = sums.exchange_of(runtime.current().topology.replicas, "smp_applied", handles)
     heard = exchange.allgather(tf.concat([_hash(gradient) for gradient, _ in pairs], axis=0)[tf.newaxis])
@@ -91,7 +91,7 @@ def _require_the_same(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _hash(gradient: Any) -> tf.Tensor:
-    """Of a dense gradient or of slices, int64[1]."""
+    """Returns the hash of a dense gradient or of slices, int64[1]."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.bitwise.bitwise_xor(content_hash(gradient.values), content_hash(gradient.indices))
     return content_hash(tf.convert_to_tensor(gradient))

@@ -84,7 +84,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make the model and the store of its variables, which is there before `__init__` runs."""
+        """Makes the model and the store of its variables, which is there before `__init__` runs."""
         model = super().__new__(cls, *args, **kwargs)
         object.__setattr__(model, "_smp_store", VariableStore(cls.__name__))
         # Which logs of its last batch were results of metrics.
@@ -92,7 +92,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model: inside a step, or on symbolic Keras inputs to build it."""
+        """Calls the model: inside a step, or on symbolic Keras inputs to build it."""
         trace = step_being_traced()
         if trace is None:
             if not self.built and in_keras_loop():
@@ -109,7 +109,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             return super().__call__(*args, **kwargs)
 
     def _build_for(self, args: Any, kwargs: Any) -> None:
-        """Make the variables for inputs like these, without storage, and compute nothing."""
+        """Makes the variables for inputs like these, without storage, and computes nothing."""
         with tf_internals.scratch_graph("build").as_default(), self._without_storage():
             like = tf.nest.map_structure(
                 lambda value: tf.zeros(tf.shape(value), value.dtype) if tf.is_tensor(value) else value, (args, kwargs)
@@ -118,7 +118,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
     @tf_internals.not_an_override
     def build(self, input_shape: Any) -> None:
-        """Make the variables for inputs of a shape, without storage; as `tf_keras.Model.build`.
+        """Makes the variables for inputs of a shape, without storage; as `tf_keras.Model.build`.
 
         Args:
             input_shape: of a batch, with None for the number of samples; or a structure of shapes.
@@ -137,7 +137,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
     @contextlib.contextmanager
     def _without_storage(self) -> Iterator[None]:
-        """Ops made within this context only say which variables there are; their storage comes with the plan."""
+        """Makes ops, within its context, that only say which variables there are; their storage comes with the plan."""
         with tf.variable_creator_scope(self._smp_store.creator), tracing_step():
             yield
 
@@ -161,12 +161,12 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
     @tf_internals.not_an_override
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Choose optimizer, losses and metrics; see `tf_keras.Model.compile`."""
+        """Chooses optimizer, losses and metrics; see `tf_keras.Model.compile`."""
         refuse_strategy(f"Model {self.name!r} was compiled")
         super().compile(*args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Train the model, as `tf_keras.Model.fit` does; every rank calls it with the same arguments.
+        """Trains the model, as `tf_keras.Model.fit` does; every rank calls it with the same arguments.
 
         All ranks of a replica are given the same batches, and the batch size is that of a replica. The history is the
         same on every rank, and callbacks take the same decisions; files are written, and progress is shown, by rank 0.
@@ -188,7 +188,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return run_loop(self, super().fit, args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Losses and metrics, as `tf_keras.Model.evaluate` gives them, over the batches of all replicas.
+        """Returns the losses and metrics, as `tf_keras.Model.evaluate` gives them, over the batches of all replicas.
 
         Args:
             *args: as for `tf_keras.Model.evaluate`; every rank of a replica is given the same.
@@ -203,7 +203,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return run_loop(self, super().evaluate, args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predictions, as `tf_keras.Model.predict` gives them, for what this replica is given.
+        """Returns the predictions, as `tf_keras.Model.predict` gives them, for what this replica is given.
 
         Args:
             *args: as for `tf_keras.Model.predict`; every rank of a replica is given the same.
@@ -219,7 +219,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
     @tf_internals.not_an_override
     def get_metrics_result(self) -> dict[str, Any]:
-        """The results of the metrics by name; between batches, over all replicas: every rank calls it."""
+        """Returns the results of the metrics by name; between batches, over all replicas: every rank calls it."""
         if not tf.executing_eagerly():
             traced: dict[str, Any] = super().get_metrics_result()
             return traced
@@ -228,7 +228,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return summed
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
-        """What Keras calls with the logs of the last batch, at the end of an epoch and of an evaluation.
+        """Returns what Keras makes of the last batch's logs, at the end of an epoch and of an evaluation.
 
         It replaces them by the results of the metrics where these have the same names, which are those of all replicas
         then. Of a `train_step` or `test_step` that returns anything else, the rest is averaged here, also what has a
@@ -243,7 +243,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         }
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """What `fit` calls for every batch: `train_step`, traced for one microbatch, cut and pipelined.
+        """Returns what `fit` calls for every batch: `train_step`, traced for one microbatch, cut and pipelined.
 
         Args:
             force: make a new one where there is one.
@@ -257,14 +257,14 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return made
 
     def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """What `evaluate` calls for every batch: `test_step`, cut and pipelined; see `make_train_function`."""
+        """Returns what `evaluate` calls for every batch: `test_step`, cut and pipelined; see `make_train_function`."""
         made: Callable[[Any], Any] | None = self.test_function  # type: ignore[has-type]
         if made is None or force:
             made = self.test_function = test_function(self)
         return made
 
     def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """What `predict` calls for every batch: `predict_step`, cut and pipelined; see `make_train_function`."""
+        """Returns what `predict` calls for every batch: `predict_step`, cut and pipelined."""
         made: Callable[[Any], Any] | None = self.predict_function  # type: ignore[has-type]
         if made is None or force:
             made = self.predict_function = predict_function(self)
@@ -277,7 +277,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         save_format: str | None = None,
         **options: Any,
     ) -> None:
-        """Write the whole model, as `tf_keras.Model.save` does; every rank calls it.
+        """Writes the whole model, as `tf_keras.Model.save` does; every rank calls it.
 
         See `save_model`.
 
@@ -296,7 +296,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         saving.save(self, filepath, overwrite, save_format, options)
 
     def save_model(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole, unsplit model.
+        """Writes the whole, unsplit model.
 
         Every rank must call it. Rank 0 writes, and never holds more than one weight of another rank.
 
@@ -323,7 +323,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         save_format: str | None = None,
         options: Any = None,
     ) -> None:
-        """Write the weights of the whole model, as `tf_keras.Model.save_weights` does; every rank must call it.
+        """Writes the weights of the whole model, as `tf_keras.Model.save_weights` does; every rank must call it.
 
         Rank 0 writes, and never holds more than one weight of another rank. What is written loads into the same class
         with `tf_keras.Model` as its base, or into the model that was wrapped.
@@ -351,7 +351,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         by_name: bool = False,
         options: Any = None,
     ) -> Any:
-        """Read weights as `tf_keras.Model.load_weights` does; every rank must call it.
+        """Reads weights as `tf_keras.Model.load_weights` does; every rank must call it.
 
         Each rank reads what it stores and no more. Before the first step the values take the place of the initial ones.
 
@@ -377,7 +377,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return loading.load_weights(self, filepath, skip_mismatch, by_name)
 
     def get_weights(self) -> Sequence[Any]:
-        """The weights as they are now, in the order of `weights`.
+        """Returns the weights as they are now, in the order of `weights`.
 
         Returns:
             With one partition a list of arrays; with several a `ShardedWeights`, of which every rank holds its part:
@@ -396,7 +396,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return sharded_weights.get_weights(self)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Give the model other weights; every rank must call it with the same ones, and takes what it stores.
+        """Gives the model other weights; every rank must call it with the same ones, and takes what it stores.
 
         Before the first step the values take the place of the initial ones.
 
@@ -414,7 +414,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         sharded_weights.set_weights(self, weights)
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Print a summary of the model, as `tf_keras.Model.summary`, with the ranks that store each layer's weights.
+        """Prints a summary of the model, as `tf_keras.Model.summary`, with the ranks that store each layer's weights.
 
         Rank 0 prints it. With `print_fn`, every rank that calls it gets the lines.
 
@@ -433,7 +433,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         summary.print_summary(self, options.pop("print_fn", None), dict(options))
 
     def profile(self, *example_inputs: Any, **kwargs: Any) -> None:
-        """Measure how long the layers take here, so that the plan made at the first step goes by that.
+        """Measures how long the layers take here, so that the plan made at the first step goes by that.
 
         Optional: without it the plan goes by estimates from the sizes of the operations. Every rank must call it,
         before the first step. The ranks share the layers out and measure them at the same time, forward and backward,
@@ -463,7 +463,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return self._layout_of(variable).is_here(runtime.current().topology.place)
 
     def _layout_of(self, variable: Any) -> Layout:
-        """Where a variable is: of no stage, where every rank stores it."""
+        """Returns where a variable is: of no stage, where every rank stores it."""
         if self._smp_store.leaves_to_script(variable):
             return Layout()
         state = self._smp_store.state(variable)

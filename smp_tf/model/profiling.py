@@ -60,7 +60,7 @@ class Measurement:
     """What is known of how long the units of a model take.
 
     Args:
-        times: of units, beside as many others as there are ranks on a host.
+        times: of units, next to as many others as there are ranks on a host.
         alone: what share of them units take, forward and backward, while the other ranks of a host wait.
         failed: why others have no times.
     """
@@ -71,7 +71,7 @@ class Measurement:
 
 
 def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Measure a model; see `DistributedModel.profile`.
+    """Measures a model; see `DistributedModel.profile`.
 
     Args:
         model: a distributed model that has run no step.
@@ -105,7 +105,7 @@ def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tensor], samples: int) -> Measurement:
-    """The times of a kept profile, or of one that is measured and kept now; the same on all ranks."""
+    """Returns the times of a kept profile, or of one that is measured and kept now; the same on all ranks."""
     topology = runtime.current().topology
     hardware, cache, subject = this_hardware(topology.local_size), ProfileCache(), subject_of(traced.graph, samples)
     known, troubles = find(model, cache, subject, hardware_alike(hardware, topology.local_size))
@@ -132,7 +132,7 @@ def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tenso
 def find(
     model: str, cache: ProfileCache, subject: Subject, kinds: Sequence[Hardware]
 ) -> tuple[Measurement | None, list[str]]:
-    """The times that rank 0 has kept, on all ranks, and what was in the way, on rank 0.
+    """Returns the times that rank 0 has kept, on all ranks, and what was in the way, on rank 0.
 
     Args:
         model: its name.
@@ -156,7 +156,7 @@ def find(
 
 
 def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
-    """As what a machine may have been measured, the likest to a training first: processes that share its cores.
+    """Returns what a machine may have been measured as, the likest to a training first.
 
     Args:
         here: the machine, as this process has it.
@@ -170,12 +170,12 @@ def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
 
 
 def already_known(model: str, hardware: Hardware) -> str:
-    """What is said where nothing needs to be measured."""
+    """Returns what is said where nothing needs to be measured."""
     return f"The times of model {model!r} on {hardware.device} are known from an earlier profile; nothing is measured."
 
 
 def new_profile(model: str, subject: Subject, hardware: Hardware, found: Measurement) -> Profile:
-    """A profile to keep.
+    """Returns a profile to keep.
 
     Args:
         model: its name.
@@ -189,7 +189,7 @@ def new_profile(model: str, subject: Subject, hardware: Hardware, found: Measure
 def measure(
     model: str, traced: StepTrace, units: Sequence[Unit], cut: Split, tensors: Sequence[tf.Tensor], samples: int
 ) -> Measurement:
-    """Measure every unit of a model: every replica all of them, each of its ranks a share, all at the same time.
+    """Measures every unit of a model: every replica all of them, each of its ranks a share, all at the same time.
 
     Args:
         model: its name.
@@ -239,7 +239,7 @@ def measure_in_rounds(
     progress: Callable[[int], None] = lambda done: None,
     failed: dict[str, str] | None = None,
 ) -> Measurement:
-    """Measure units, those of all ranks at the same time, and some of them alone.
+    """Measures units, those of all ranks at the same time, and some of them alone.
 
     Args:
         what: is done, in words; the same on all ranks.
@@ -270,7 +270,7 @@ def measure_in_rounds(
     for turn in range(rounds):
         mine = turn < len(names)
         if mine:
-            # Not beside the one before it: a rank holds the weights of one.
+            # Not next to the one before it: a rank holds the weights of one.
             ready = None
             ready = attempt(functools.partial(make, turn))
         # Ranks that share a host slow each other down, in training too. One that has no unit left measures its last
@@ -305,10 +305,10 @@ def measure_in_rounds(
 
 
 def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[float, float]:
-    """What share of its time beside others a task takes alone, forward and backward.
+    """Returns what share of its time next to others a task takes alone, forward and backward.
 
     Args:
-        both: seconds forward and backward of units, beside others and alone.
+        both: seconds forward and backward of units, next to others and alone.
         together: how many others, and itself.
 
     Returns:
@@ -328,13 +328,13 @@ def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[floa
 
 
 def as_forward_and_backward(ready: ReadyUnit) -> tuple[float, float]:
-    """Seconds forward and backward of a unit: its first sweep, and all others."""
+    """Returns the seconds forward and backward of a unit: its first sweep, and all others."""
     seconds = ready.measure()
     return seconds.get(0, 0.0), sum(taken for sweep, taken in seconds.items() if sweep)
 
 
 def shares(costs: Costs, ranks: int) -> list[list[int]]:
-    """Which units each rank measures: about as long for every rank, by the estimates.
+    """Returns which units each rank measures: about as long for every rank, by the estimates.
 
     Args:
         costs: of all units.
@@ -356,14 +356,14 @@ def _seconds(costs: Costs, unit: int) -> float:
 
 
 def surroundings(traced: StepTrace, tensors: Sequence[tf.Tensor]) -> Surroundings:
-    """What a traced model is given from outside: tensors, captures, and variables of the script."""
+    """Returns what a traced model is given from outside: tensors, captures, and variables of the script."""
     variables = enumerate(traced.lowered.variables)
     own = {n: variable for n, variable in variables if not traced.graph.variables[n].in_model}
     return Surroundings(tensors, traced.lowered.captures, own)
 
 
 def samples_in(tensors: Sequence[tf.Tensor]) -> int:
-    """Samples in example inputs: the length of the first one that has any."""
+    """Returns the samples in example inputs: the length of the first one that has any."""
     return next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1) or 1
 
 
@@ -372,13 +372,13 @@ def _is_tensor(value: Any) -> bool:
 
 
 def takes_training(model: SplitModel) -> bool:
-    """Whether the model's `call` has an argument `training`."""
+    """Returns whether the model's `call` has an argument `training`."""
     parameters = inspect.signature(model._smp_keras_model.call).parameters
     return "training" in parameters
 
 
 def forward_backward(model: SplitModel, loss: Callable[[Any], tf.Tensor] | None = None) -> Any:
-    """A step that takes a model's inputs, and the gradients of a loss of its outputs.
+    """Returns a step that takes a model's inputs, and the gradients of a loss of its outputs.
 
     Args:
         model: the model.
@@ -404,7 +404,7 @@ def forward_backward(model: SplitModel, loss: Callable[[Any], tf.Tensor] | None 
 
 @contextlib.contextmanager
 def progress_of(what: str, rank: int) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on rank 0's terminal; without one, a line.
+    """Shows progress by a bar on rank 0's terminal; without one, by a line.
 
     Args:
         what: is being done.

@@ -92,7 +92,7 @@ _MOVED = tag_of("moved weight")
 
 
 def get_weights(model: SplitModel) -> ShardedWeights:
-    """The weights of a model as they are now; see `DistributedModel.get_weights`.
+    """Returns the weights of a model as they are now; see `DistributedModel.get_weights`.
 
     Args:
         model: a distributed model that has run a step.
@@ -117,7 +117,7 @@ def _shard(model: SplitModel, variable: Any) -> Shard:
 
 
 def set_weights(model: SplitModel, weights: Sequence[Any]) -> None:
-    """Give a model other weights; see `DistributedModel.set_weights`.
+    """Gives a model other weights; see `DistributedModel.set_weights`.
 
     Args:
         model: a distributed model.
@@ -164,7 +164,7 @@ def _require_shape(number: int, variable: Any, shape: Any) -> None:
 
 
 def _take(model: SplitModel, variable: Any, shard: Shard) -> None:
-    """Assign one weight, which travels only where another rank has it than stores the variable."""
+    """Assigns one weight, which travels only where another rank has it than stores the variable."""
     owner = model._layout_of(variable).stage
     topology = runtime.current().topology
     ranks, here = topology.members(CommGroup.PP_GROUP), topology.stage

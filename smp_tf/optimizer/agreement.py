@@ -36,7 +36,7 @@ _compared: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def require_equal_optimizers(optimizer: Any) -> None:
-    """Raise where replicas apply gradients of distributed models with other optimizers than each other.
+    """Raises where replicas apply gradients of distributed models with other optimizers than each other.
 
     Once for an optimizer, at its first use since `smp.init`, to which all replicas come; to later traces of a function
     they may not come together.
@@ -71,7 +71,7 @@ def _told(optimizer: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Something as it can be compared between processes: as JSON holds it, numbers by their value.
+    """Returns something as it can be compared between processes: as JSON holds it, numbers by their value.
 
     Args:
         value: arguments of an optimizer, or one of them.
@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """A number, or an array of them, as floats: nobody minds whether 1 or 1.0 was given."""
+    """Returns a number, or an array of them, as floats: nobody minds whether 1 or 1.0 was given."""
     array = np.asarray(value)
     if array.ndim:
         return [_number(one) for one in array]

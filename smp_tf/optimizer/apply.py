@@ -36,23 +36,23 @@ from smp_tf.variables.host_offload import are_updates_offloaded, uncompiled, upd
 
 
 def stored_here(variable: Any) -> bool:
-    """Whether this rank has a variable, of a model or of the script."""
+    """Returns whether this rank has a variable, of a model or of the script."""
     return not variables.is_remote(variable)
 
 
 def updated_here(variable: Any, optimizer: Any) -> bool:
-    """Whether this rank has a variable and its replica updates it."""
+    """Returns whether this rank has a variable and its replica updates it."""
     is_here = not _is_stand_in(variable) and stored_here(variable)
     return is_here and layouts.slots_of(variable, optimizer).is_at(layouts.here())
 
 
 def are_of_models(wanted: Iterable[Any]) -> bool:
-    """Whether a distributed model has one of the variables."""
+    """Returns whether a distributed model has one of the variables."""
     return any(variables.store_of(variable) is not None for variable in wanted)
 
 
 def is_divided(running: runtime.Runtime) -> bool:
-    """Whether ranks apply gradients of different variables."""
+    """Returns whether ranks apply gradients of different variables."""
     return running.topology.stages > 1 or layouts.are_shared()
 
 
@@ -80,7 +80,7 @@ def _applying_over_ranks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _whole_apply(optimizer: Any, kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """A context in which gradients are applied, at the end of which every replica has the new weights.
+    """Applies gradients within its context, at the end of which every replica has the new weights.
 
     Of an apply within another one it does nothing, but for few updates at once in a branch of the first one's graph, as
     that of a `LossScaleOptimizer`.
@@ -117,7 +117,7 @@ def _whole_apply(optimizer: Any, kept: Sequence[tuple[Any, Any]], stored: Sequen
 
 
 def _is_spread(pairs: Iterable[Any]) -> bool:
-    """Whether other ranks apply gradients of other variables of the same list."""
+    """Returns whether other ranks apply gradients of other variables of the same list."""
     running = runtime.current_or_none()
     if running is None or not is_divided(running):
         return False
@@ -125,7 +125,7 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
 
 
 def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    """An optimizer's `apply_gradients` that leaves out what this rank does not update; see `OptimizerPatch`."""
+    """Returns an optimizer's `apply_gradients` that leaves out what this rank does not update; see `OptimizerPatch`."""
     is_users = not is_of_keras(original)
 
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +183,7 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The `apply_gradients` of `smp.DistributedOptimizer`, and what the script puts in its place.
+    """Returns the `apply_gradients` of `smp.DistributedOptimizer`, and what the script puts in its place.
 
     It compares what replicas have, so it is given all gradients, and leaves out itself what this rank does not update.
     What the script puts in its place is given those of this stage.
@@ -206,7 +206,7 @@ def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unjoined(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras's sum over the replicas of a strategy of TensorFlow's, left out where there is none.
+    """Returns Keras's sum over the replicas of a strategy of TensorFlow's, left out where there is none.
 
     It makes one op of all gradients, so that the first weight would wait for the average of the last one.
     """
@@ -227,7 +227,7 @@ def unjoined(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _stand_in() -> tf.Variable:
-    """What a class of the script's is given where this rank has nothing to apply.
+    """Returns what a class of the script's is given where this rank has nothing to apply.
 
     What the class computes of all gradients, such as their norm, other ranks wait for. Keras's own `apply_gradients`
     leaves this out.
@@ -241,10 +241,10 @@ def _is_stand_in(variable: Any) -> bool:
 
 
 def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
-    """A context whose ops wait until the tasks of this rank have ended, of which the gradients come.
+    """Returns a context whose ops wait until the tasks of this rank have ended, of which the gradients come.
 
     What an optimizer makes of its slots alone, such as momentum times the last change, TensorFlow would make at the
-    step's begin otherwise, and a set of it would lie there beside the stash. Gradients that are no step's own, such as
+    step's begin otherwise, and a set of it would lie there next to the stash. Gradients that are no step's own, such as
     clipped ones, are waited for.
     """
     if tf.executing_eagerly():
@@ -267,7 +267,7 @@ def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractConte
 
 
 def _clips_by_all(optimizer: Any) -> bool:
-    """Whether an optimizer scales gradients by the norm of all of them."""
+    """Returns whether an optimizer scales gradients by the norm of all of them."""
     limit = getattr(optimizer, "global_clipnorm", None)
     if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
         return limit is not None
@@ -275,7 +275,7 @@ def _clips_by_all(optimizer: Any) -> bool:
 
 
 def _is_counted(variable: Any, optimizer: Any) -> bool:
-    """Whether this rank counts a gradient: that of a variable it owns; of one that all have, the first rank does."""
+    """Returns whether this rank counts a gradient: that of its own variable; of one that all have, the first does."""
     if row_blocks.is_block(variable):
         return True
     place = layouts.here()
@@ -290,7 +290,7 @@ def _is_counted(variable: Any, optimizer: Any) -> bool:
 
 
 def _only_count(optimizer: Any) -> Any:
-    """There is nothing to apply on this rank: the step counter and a scheduled rate move, as on all others."""
+    """Moves the step counter and a scheduled rate, as on all others, where there is nothing to apply."""
     with tf.init_scope():
         iterations = optimizer.iterations  # legacy optimizers make it now
         pending.optimizer_ready(optimizer, built=False)
@@ -299,7 +299,7 @@ def _only_count(optimizer: Any) -> Any:
 
 
 def _skip_scaled(optimizer: Any) -> Any:
-    """The same for one that scales losses: with the others it decides whether gradients are applied."""
+    """Returns the same for one that scales losses: with the others it decides whether gradients are applied."""
     wanted = tf_internals.update_loss_scale(optimizer)
     inner = optimizer.inner_optimizer
     if spread.wrapped and has_own_apply(inner):

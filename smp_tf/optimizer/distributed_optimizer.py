@@ -16,7 +16,7 @@ _Optimizer = TypeVar("_Optimizer")
 
 
 def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
-    """Let an optimizer average the gradients that it applies over the replicas.
+    """Lets an optimizer average the gradients that it applies over the replicas.
 
     Gradients that `accumulate` gives, and those of `fit`, are averaged by the step and pass as they are. What this adds
     are gradients that were computed in another way, such as those of a model of the script's own, outside any step:

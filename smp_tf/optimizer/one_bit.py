@@ -96,7 +96,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         self._averaged: set[Any] = set()
 
     def build(self, var_list: Sequence[Any]) -> None:
-        """Make the slots of weights, once."""
+        """Makes the slots of weights, once."""
         super().build(var_list)
         if getattr(self, "_built", False):
             return
@@ -106,10 +106,10 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         self._build_more(var_list)
 
     def _build_more(self, var_list: Sequence[Any]) -> None:
-        """Make what further slots there are."""
+        """Makes what further slots there are."""
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments with which the same optimizer is made again."""
+        """Returns the arguments with which the same optimizer is made again."""
         return {
             "name": self.name,
             "learning_rate": self._serialize_hyperparameter(self._learning_rate),
@@ -121,11 +121,11 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         }
 
     def slots_beside(self) -> float:
-        """What this rank keeps of a weight beside its slots, in sizes of the weight."""
+        """Returns what this rank keeps of a weight besides its slots, in sizes of the weight."""
         return errors_per_weight(runtime.current().topology.replicas) if unaveraged.are_left() else 0.0
 
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Average over the replicas what this one has: its gradients, or after the warm-up its momenta."""
+        """Averages over the replicas what this one has: its gradients, or after the warm-up its momenta."""
         pairs = list(grads_and_vars)
         self._averaged.clear()
         if not unaveraged.are_left():
@@ -150,7 +150,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
 
     @abc.abstractmethod
     def update_step(self, gradient: Any, variable: Any) -> None:
-        """Apply what `aggregate_gradients` gives of a weight."""
+        """Applies what `aggregate_gradients` gives of a weight."""
 
     def _averaged_gradients(
         self, gradients: Sequence[Any], weights: Sequence[Any], groups: Sequence[Group]
@@ -184,7 +184,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         return [averages[position] for position in range(len(gradients))]
 
     def _require_equal_steps(self) -> None:
-        """Raise where replicas are at other steps: one would send gradients, another momenta, and both would wait.
+        """Raises where replicas are at other steps: one would send gradients, another momenta, and both would wait.
 
         At the first use since `smp.init` only: from then on they count alike.
 
@@ -205,7 +205,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         self._compared_in = runtime.starts()
 
     def _slots_of(self, variable: Any) -> tuple[Any, Any]:
-        """Momentum and variance of a weight."""
+        """Returns the momentum and variance of a weight."""
         place = self._index_dict[self._var_key(variable)]
         return self._momentums[place], self._velocities[place]
 
@@ -213,7 +213,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         return self.iterations < self.warmup_steps
 
     def _is_exchanged(self, variable: Any) -> bool:
-        """Whether what is applied to a weight now comes of `aggregate_gradients`, and so is its momentum later on.
+        """Returns whether what is applied to a weight now comes of `aggregate_gradients`, and so will its momentum.
 
         Raises:
             StepError: it should, and does not.
@@ -231,11 +231,11 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         return True
 
     def _by_phase(self, warming: float, later: float, dtype: tf.DType) -> tf.Tensor:
-        """One number during the warm-up, and another one afterwards."""
+        """Returns one number during the warm-up, and another one afterwards."""
         return tf.where(self._is_warming(), tf.constant(warming, dtype), tf.constant(later, dtype))
 
     def _powers(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-        """What is left of the zeros that momentum and variance began with: of the latter as it was when it froze."""
+        """Returns what is left of the zeros that momentum and variance began with; of the latter, when it froze."""
         step = self.iterations + 1
         frozen = tf.minimum(step, self.warmup_steps)
         return (
@@ -245,10 +245,10 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
 
 
 def _dense(gradient: Any, weight: Any) -> tf.Tensor:
-    """A gradient as a tensor whose shape is known: slices do not say it."""
+    """Returns a gradient as a tensor whose shape is known: slices do not say it."""
     return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)
 
 
 def _handles() -> list[Any]:
-    """One name stands for the averages of all steps and optimizers: each is done before the next begins."""
+    """Returns the handles that order averages: one name stands for those of all steps and optimizers."""
     return [] if tf.executing_eagerly() else [order().handle]

@@ -65,7 +65,7 @@ optimizer_patch = OptimizerPatch()
 
 
 def optimizers_defining(method: str) -> list[type]:
-    """Every optimizer class, new and legacy, with a definition of its own of a method."""
+    """Returns every optimizer class, new and legacy, with a definition of its own of a method."""
     found: list[type] = []
     bases = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
     stack: list[type] = [c for base in bases for c in base.__mro__ if c.__module__.startswith("tf_keras.")]
@@ -171,7 +171,7 @@ def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _require_the_same_shares(optimizer: Any, wanted: Iterable[Any]) -> None:
-    """Raise where an optimizer has slots for another share of the variables than this rank updates now."""
+    """Raises where an optimizer has slots for another share of the variables than this rank updates now."""
     if runtime.current_or_none() is None or not are_of_models(wanted):
         return
     then = _in_words(shares.shares_of(optimizer), are_slots_on_host(optimizer))
@@ -190,7 +190,7 @@ def _in_words(shares: int, on_host: bool) -> str:
 
 
 def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
-    """Raise where an optimizer would make slots on every rank, since it is not decided who stores the variables."""
+    """Raises where an optimizer would make slots on every rank, since it is not decided who stores the variables."""
     running = runtime.current_or_none()
     if running is None or not is_divided(running):
         return
@@ -238,7 +238,7 @@ _WRAPPERS: dict[str, Wrapper] = {
     "aggregate_gradients": unjoined,
     "_aggregate_gradients": unjoined,
     "finalize_variable_values": _filtered_finalize,
-    # Called where Keras has put what is made now beside the weight.
+    # Called where Keras has put what is made now next to the weight.
     "_update_step": _updated_on_host,
     "add_variable_from_reference": _made_on_host,
 }

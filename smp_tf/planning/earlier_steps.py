@@ -21,10 +21,10 @@ _first_placement: JobState[tuple[int, ...] | None] = JobState(lambda: None)
 
 
 def chunks_of(lowered: Lowered, used: Collection[int], *, decided_only: bool = False) -> dict[int, int]:
-    """Chunks of the variables by which the placement of a step goes, by index in the graph.
+    """Returns the chunks of the variables by which the placement of a step goes, by index in the graph.
 
     These are the ones that an earlier step has placed. Where there are none, they are those that are kept until a step
-    uses them: they stay beside the rest of their models.
+    uses them: they stay next to the rest of their models.
 
     Args:
         lowered: the graph.
@@ -36,7 +36,7 @@ def chunks_of(lowered: Lowered, used: Collection[int], *, decided_only: bool = F
 
 
 def are_decided(lowered: Lowered, used: Collection[int]) -> bool:
-    """Whether earlier steps have decided who stores all variables that a step uses.
+    """Returns whether earlier steps have decided who stores all variables that a step uses.
 
     Args:
         lowered: the graph.
@@ -46,7 +46,7 @@ def are_decided(lowered: Lowered, used: Collection[int]) -> bool:
 
 
 def placement(lowered: Lowered, used: Collection[int]) -> tuple[int, ...] | None:
-    """The stage of every chunk in the plan by which an earlier step has placed variables of this one; None before it.
+    """Returns the stage of every chunk in the plan of an earlier step that has placed variables of this one.
 
     Args:
         lowered: the graph.
@@ -70,13 +70,13 @@ def placement(lowered: Lowered, used: Collection[int]) -> tuple[int, ...] | None
 
 
 def first_placement(config: Config, stages: int) -> tuple[int, ...] | None:
-    """Where chunks are in what this job has planned before, if that is a choice: so models fit together."""
+    """Returns where chunks are in what this job has planned before, if that is a choice: so models fit together."""
     first = _first_placement()
     return first if _is_free(config) and first is not None and max(first) + 1 == stages else None
 
 
 def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
-    """Keep where the first plan has its chunks; say so where a step without backward has chosen for those with one."""
+    """Keeps where the first plan has its chunks; says so where a step without backward has chosen for others."""
     if _first_placement() is None:
         _first_placement.put(plan.placement)
         if _is_free(config) and plan.stages > 1 and not graph.gradients:
@@ -88,13 +88,13 @@ def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
 
 
 def _placed(lowered: Lowered, used: Collection[int]) -> list[tuple[int, VariableState]]:
-    """What is known of the variables by which the placement of a step goes."""
+    """Returns what is known of the variables by which the placement of a step goes."""
     found = [(index, state) for index, state in _states(lowered) if index in used and state.owner is not None]
     return [(index, state) for index, state in found if state.is_decided] or found
 
 
 def _states(lowered: Lowered) -> Iterator[tuple[int, VariableState]]:
-    """What is known of the variables of models, with their index in the graph."""
+    """Yields what is known of the variables of models, with their index in the graph."""
     for index, variable in enumerate(lowered.variables):
         store = variables.store_of(variable)
         state = store.state(variable) if store is not None else None
@@ -103,5 +103,5 @@ def _states(lowered: Lowered) -> Iterator[tuple[int, VariableState]]:
 
 
 def _is_free(config: Config) -> bool:
-    """Whether a plan chooses on which partitions its chunks are."""
+    """Returns whether a plan chooses on which partitions its chunks are."""
     return config.pipeline == proposal.AUTO or not config.contiguous

@@ -3,7 +3,7 @@
 smp.init     rank 0 reads the file ─▶ every rank has its plans, or the same error
 first step   of each model: its plan is looked up by the step's fingerprint, then by its layers and variables; of
              several by the step's name
-else         rank 0 writes all plans made so far, to a file beside it that then takes its place
+else         rank 0 writes all plans made so far, to a file next to it that then takes its place
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _made: JobState[list[StoredPlan]] = JobState(list)
 
 
 def load(config: Config, rank: int, exchange: Callable[[bytes, str, int], list[bytes]]) -> PlanFile | None:
-    """The plans that the configuration asks to run with, on every rank what rank 0 has read.
+    """Returns the plans that the configuration asks to run with, on every rank what rank 0 has read.
 
     Args:
         config: the configuration, its number of partitions decided; the same on all ranks.
@@ -71,7 +71,7 @@ def load(config: Config, rank: int, exchange: Callable[[bytes, str, int], list[b
 
 
 def _read(path: str) -> dict[str, str]:
-    """The file's text, or why there is none."""
+    """Returns the file's text, or why there is none."""
     try:
         return {"text": read_text(path, MAX_BYTES)}
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def _read(path: str) -> dict[str, str]:
 
 
 def given_for(step: str, graph: OpGraph, *, is_first: bool = True) -> StoredPlan | None:
-    """The plan that was loaded for a step; None where plans are made and not loaded.
+    """Returns the plan that was loaded for a step; None where plans are made and not loaded.
 
     Args:
         step: name of the step function, one that decides about variables.
@@ -115,7 +115,7 @@ def given_for(step: str, graph: OpGraph, *, is_first: bool = True) -> StoredPlan
 
 
 def schedule_for(given: StoredPlan, schedule: str, decided: tuple[int, ...] | None) -> str:
-    """The schedule of a step whose plan was loaded: what the configuration asks for, if the plan's chunks go with it.
+    """Returns the schedule of a step whose plan was loaded: what the configuration asks for, if it fits.
 
     Args:
         given: the plan.
@@ -158,7 +158,7 @@ def schedule_for(given: StoredPlan, schedule: str, decided: tuple[int, ...] | No
 
 
 def keep(step: str, plan: Plan, graph: OpGraph) -> None:
-    """Write the plan of a step that has decided about variables, behind those of earlier steps; on rank 0.
+    """Writes the plan of a step that has decided about variables, after those of earlier steps; on rank 0.
 
     Args:
         step: name of the step function.
@@ -184,7 +184,7 @@ def keep(step: str, plan: Plan, graph: OpGraph) -> None:
 
 
 def recompute_for(given: StoredPlan, asked: bool) -> bool:
-    """Whether backward makes again what forward made: as the configuration asks, or the plan that was loaded.
+    """Returns whether backward makes again what forward made: as the configuration asks, or the plan that was loaded.
 
     Args:
         given: the plan.

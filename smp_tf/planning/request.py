@@ -48,7 +48,7 @@ class TracedStep(Protocol):
 
 
 def known_slots(models: Sequence[Any]) -> float | None:
-    """Slots per variable of the optimizers that models were compiled with; others are unknown until they are used."""
+    """Returns the slots per variable of the optimizers that models were compiled with; others are unknown yet."""
     known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
     return max((slots for slots in known if slots is not None), default=None)
 
@@ -117,13 +117,13 @@ def request_for(
 
 
 def expected_of(graph: OpGraph, request: PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:
-    """How long a step should take, by the costs of its units."""
+    """Returns how long a step should take, by the costs of its units."""
     timeline = timeline_of(plan, *costs_of(graph, request, plan), cut, request.course.samples, request.hardware.ranks)
     return first_steps.Expected(timeline.step_time, bool(request.times.seconds))
 
 
 def _schedule_for(graph: OpGraph, asked: str) -> str:
-    """The schedule of a step: one that was written down is for one number of microbatches, and for training."""
+    """Returns the schedule of a step: one that was written down is for one number of microbatches, and for training."""
     return asked if is_named(asked) or any(node.backward for node in graph.nodes) else "simple"
 
 
@@ -140,7 +140,7 @@ def _times_of(models: Sequence[SplitModel], samples: int) -> UnitTimes:
 
 
 def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """What units of a step take alone, by those of its models that were measured."""
+    """Returns what units of a step take alone, by those of its models that were measured."""
     if not shares:
         return 1.0, 1.0
     forward, backward = zip(*shares, strict=True)

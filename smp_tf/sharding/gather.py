@@ -30,7 +30,7 @@ _WIRE_TYPES = {8: tf.int64, 4: tf.int32, 2: tf.uint16, 1: tf.uint8}
 
 
 def gather(optimizer: Any, changed: Iterable[Any]) -> None:
-    """Give every replica what the others have made of their shares; every replica of this rank's stage calls it.
+    """Gives every replica what the others have made of their shares; every replica of this rank's stage calls it.
 
     Args:
         optimizer: of Keras, which has changed them.
@@ -92,7 +92,7 @@ class _Piece:
         return [self.variable.handle, *([block.handle] if block is not None else [])]
 
     def value(self) -> tf.Tensor:
-        """What this rank, which has updated it, gives."""
+        """Returns what this rank, which has updated it, gives."""
         if self.rows is None:
             return self.variable.read_value()
         block = storage_of(self.variable).block
@@ -100,7 +100,7 @@ class _Piece:
         return block.read_value()
 
     def take(self, value: tf.Tensor) -> None:
-        """Put it in its place, as the replica has given it."""
+        """Puts it in its place, as the replica has given it."""
         if self.rows is None:
             self.variable.assign(value, read_value=False)
         else:
@@ -108,7 +108,7 @@ class _Piece:
 
 
 def _pieces_of(variable: Any, optimizer: Any) -> Iterator[_Piece]:
-    """What of a variable single replicas update; nothing of one that all do."""
+    """Yields what of a variable single replicas update; nothing of one that all do."""
     slots = slots_of(variable, optimizer)
     if slots.only is not None:
         yield _Piece(variable, slots.only, None)
@@ -119,7 +119,7 @@ def _pieces_of(variable: Any, optimizer: Any) -> Iterator[_Piece]:
 
 
 def _buckets(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
-    """Pieces in groups of limited bytes, in which every replica has about as much as the others."""
+    """Returns the pieces in groups of limited bytes, in which every replica has about as much as the others."""
     replicas = runtime.current().topology.replicas
     queues = [[piece for piece in pieces if piece.replica == replica] for replica in range(replicas)]
     share_of_bucket = MOST_BYTES / replicas
@@ -137,7 +137,7 @@ def _buckets(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
 
 
 def _gather_bucket(bucket: Sequence[_Piece], name: str, handles: Sequence[Any]) -> None:
-    """Exchange the values of pieces."""
+    """Exchanges the values of pieces."""
     running = runtime.current()
     wire = _WIRE_TYPES[min(8, *(int(piece.variable.dtype.size) for piece in bucket))]
     own = [piece for piece in bucket if piece.replica == running.topology.replica]

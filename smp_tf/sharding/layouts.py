@@ -71,7 +71,7 @@ def slots_of(variable: Any, optimizer: Any) -> Spread:
 
 
 def _updates_rows(optimizer: Any, variable: Any) -> bool:
-    """Whether an optimizer updates rows of a variable that may be cut: it can, and has no slots of the whole."""
+    """Returns whether an optimizer updates rows of a variable that may be cut: it can, and has no slots of all."""
     if not optimizer_slots.updates_rows(optimizer):
         return False
     return not optimizer_slots.has_whole_slots(optimizer, variables.whole_of(variable))

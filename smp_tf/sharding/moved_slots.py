@@ -32,14 +32,14 @@ _WHICH, _SLOT = tag_of("slots of a kept weight"), tag_of("slot of a kept weight"
 
 
 def note_use(optimizer: Any) -> None:
-    """Note that an optimizer is given weights of a distributed model; all ranks do it in the same order."""
+    """Notes that an optimizer is given weights of a distributed model; all ranks do it in the same order."""
     inner = optimizer_slots.innermost(optimizer)
     if inner not in _number_of:
         _number_of[inner] = next(_numbers)
 
 
 def send(variable: Any, owner: int) -> None:
-    """Send the slots of a weight that this rank has kept, and keep none of them.
+    """Sends the slots of a weight that this rank has kept, and keeps none of them.
 
     Args:
         variable: the weight.
@@ -61,7 +61,7 @@ def send(variable: Any, owner: int) -> None:
 
 
 def receive(variable: Any, keeper: int) -> None:
-    """Make the slots of a weight that this rank stores from now on, with the values that they had.
+    """Makes the slots of a weight that this rank stores from now on, with the values that they had.
 
     Args:
         variable: the weight.
@@ -93,7 +93,7 @@ def receive(variable: Any, keeper: int) -> None:
 
 
 def _of_rows(received: memoryview, variable: Any, slot: Any, rows: tuple[int, int] | None) -> Any:
-    """What is to be in a slot here, of what the keeper has had there for the whole weight."""
+    """Returns what is to be in a slot here, of what the keeper has had there for the whole weight."""
     if rows is None or slot.shape != (rows[1] - rows[0], *variable.shape[1:]):
         return fetch.as_tensor(received, slot)
     return fetch.as_tensor(received, SimpleNamespace(shape=variable.shape, dtype=slot.dtype))[rows[0] : rows[1]]

@@ -30,7 +30,7 @@ from smp_tf.variables import store as variables
 
 
 def owners_of_shape(tensor: tf.Tensor) -> set[int]:
-    """The replicas that alone update a weight of the shape and type of a tensor, among those of this rank's stage."""
+    """Returns the replicas of this rank's stage that alone update a weight of a tensor's shape and type."""
     if not layouts.are_shared() or not tensor.shape.is_fully_defined():
         return set()
     alike = [v for v in variables.of_models() if v.dtype == tensor.dtype and v.shape == tensor.shape]
@@ -55,7 +55,7 @@ class Applied:
 def receivers_in(
     split: Split, stage: int, handled: Sequence[Any], applied: Iterable[Applied] | None = None
 ) -> dict[int, Receiver]:
-    """Which replica alone gets the average of a gradient, or which rows each gets: the one that updates the weight.
+    """Returns which replica alone gets the average of a gradient, or which rows each: who updates the weight.
 
     Args:
         split: a cut step.
@@ -98,7 +98,7 @@ def receivers_in(
 
 
 def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None) -> Receiver | None:
-    """Who updates a weight by what a step gives its optimizer as the gradient, whatever that was made of."""
+    """Returns who updates a weight by what a step gives its optimizer as the gradient, whatever that was made of."""
     variable = applied.variable
     if not variable.shape.is_compatible_with(shape):
         return None
@@ -109,7 +109,7 @@ def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None)
 
 
 def _whole(variable: Any) -> Whole | None:
-    """The one replica that gets the gradient of a variable; None where all do."""
+    """Returns the one replica that gets the gradient of a variable; None where all do."""
     replica = layouts.layout_of(variable).slots.only
     return None if replica is None else Whole(replica, variable.shape.num_elements())
 
@@ -117,7 +117,7 @@ def _whole(variable: Any) -> Whole | None:
 def note_receivers(
     split: Split, handled: Sequence[Any], found: Mapping[int, Receiver], applied: Iterable[Applied] = ()
 ) -> None:
-    """Note which weights have gradients that a step gives to more than one replica, so that one may be anywhere.
+    """Notes which weights have gradients that a step gives to more than one replica, so that one may be anywhere.
 
     Args:
         split: a cut step.
@@ -142,7 +142,7 @@ def note_receivers(
 
 
 def agreed_receivers(own: Mapping[int, Receiver], step: str) -> dict[int, Receiver]:
-    """The receivers that all replicas of this rank's stage have found; all of them call it together.
+    """Returns the receivers that all replicas of this rank's stage have found; all of them call it together.
 
     Which gradients are one tensor may depend on the batch: those of two rows that are added to a batch of one row are,
     where to one of several rows they are not.
@@ -162,7 +162,7 @@ def agreed_receivers(own: Mapping[int, Receiver], step: str) -> dict[int, Receiv
 
 
 def known_gradients(found: Mapping[int, Receiver], applied: Iterable[Applied]) -> Gradients:
-    """What is known of the gradients of a step.
+    """Returns what is known of the gradients of a step.
 
     Args:
         found: their receivers.

@@ -26,7 +26,7 @@ from smp_tf.variables.host_offload import update_on_host
 
 
 def in_place(optimizer: Any, updated: Iterable[Any]) -> list[Any]:
-    """Variables that this rank updates, with blocks in place of those of which an optimizer updates rows.
+    """Returns the variables that this rank updates, with blocks in place of those of which an optimizer updates rows.
 
     Args:
         optimizer: of Keras.
@@ -36,7 +36,7 @@ def in_place(optimizer: Any, updated: Iterable[Any]) -> list[Any]:
 
 
 def pairs_in_place(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Gradients, or None, and variables that this rank updates, likewise; of gradients the rows of the block.
+    """Returns the gradients, or None, and variables that this rank updates; of a block the gradient's rows.
 
     Args:
         optimizer: of Keras.
@@ -60,7 +60,7 @@ def pairs_in_place(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tup
 
 
 def filled(variable: Any, rows: tuple[int, int]) -> tf.Variable:
-    """The block of a variable, with its rows as they are now; in a function also while it is traced.
+    """Returns the block of a variable, with its rows as they are now; in a function also while it is traced.
 
     Args:
         variable: of a distributed model.
@@ -97,7 +97,7 @@ def _fill(block: tf.Variable, variable: Any, rows: tuple[int, int]) -> None:
 
 
 def empty(updated: Iterable[Any]) -> None:
-    """Leave blocks without memory until they are filled again.
+    """Leaves blocks without memory until they are filled again.
 
     Args:
         updated: variables; of those that are no blocks nothing is changed.
@@ -111,12 +111,12 @@ def empty(updated: Iterable[Any]) -> None:
 
 
 def is_block(variable: Any) -> bool:
-    """Whether a variable stands for rows of another one."""
+    """Returns whether a variable stands for rows of another one."""
     return variables.whole_of(variable) is not variable
 
 
 def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:
-    """The gradient of some rows of a variable.
+    """Returns the gradient of some rows of a variable.
 
     Args:
         gradient: of the whole: a tensor, sparse slices, or None; or that of the rows, marked as such.
@@ -141,7 +141,7 @@ def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:
 
 
 def put(variable: Any, rows: tuple[int, int], value: tf.Tensor) -> None:
-    """Write some rows of a variable, in its memory.
+    """Writes some rows of a variable, in its memory.
 
     Args:
         variable: of a distributed model.

@@ -52,12 +52,12 @@ _state = JobState(_State)
 
 
 def shares_of(optimizer: Any) -> int:
-    """Among how many replicas the slots of an optimizer are shared: as many as when this was first asked."""
+    """Returns among how many replicas the slots of an optimizer are shared: as many as when first asked."""
     return _shares_of.setdefault(optimizer, layouts.count())
 
 
 def share(placed: Iterable[Any]) -> None:
-    """Decide which replica keeps the slots of variables that this rank stores, and that a step has gradients of.
+    """Decides which replica keeps the slots of variables that this rank stores, and that a step has gradients of.
 
     What was decided for as many replicas stays, also after `smp.shutdown`: optimizers have slots by it.
 
@@ -85,7 +85,7 @@ def share(placed: Iterable[Any]) -> None:
 
 
 def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
-    """Say of which variables that are too large for a share an optimizer makes slots as a whole.
+    """Says of which variables that are too large for a share an optimizer makes slots as a whole.
 
     Args:
         optimizer: of Keras.
@@ -120,7 +120,7 @@ def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
 
 
 def of_shares() -> set[int]:
-    """The slots that no other replica of this rank's stage has, by `id` of their handles."""
+    """Returns the slots that no other replica of this rank's stage has, by `id` of their handles."""
     if not layouts.are_shared():
         return set()
     shared = [variable for variable in variables.of_models() if layouts.layout_of(variable).slots != EVERYWHERE]

@@ -33,7 +33,7 @@ from smp_tf.tf_internals import cond_independently
 from smp_tf.variables import store as variables
 
 #: The step before which weights that differ are an error. Not the first: a broadcast of what one replica has loaded,
-#: as that of `smp.callbacks`, comes behind it.
+#: as that of `smp.callbacks`, comes after it.
 _ERROR_STEP = 1
 #: From then on they are compared every so many steps.
 _EVERY = 100
@@ -107,7 +107,7 @@ class ReplicaCheck:
         self.sent: tf.Tensor = tf.concat(parts, axis=0)
 
     def compare(self, summed: tf.Tensor) -> None:
-        """Write the comparison into the current graph.
+        """Writes the comparison into the current graph.
 
         Weights that differ before the second step are an error: replicas began with other ones, or were given other
         gradients. Later they may differ in the last bit, of which a message tells once.
@@ -171,7 +171,7 @@ class ReplicaCheck:
         return cond_independently(due, hashes, lambda: tf.zeros([count], tf.float64))
 
     def _hash_of_batch(self, batch: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The hash at this replica's place, zeros elsewhere."""
+        """Returns the hash at this replica's place, zeros elsewhere."""
         replicas = len(self._ranks)
         own = cond_independently(
             tf.logical_and(self._before >= _FIRST_BATCH, self._before <= _LAST_BATCH),
@@ -181,12 +181,12 @@ class ReplicaCheck:
         return own * tf.one_hot(self._replica, replicas, dtype=tf.float64)
 
     def _as_float(self, hashes: tf.Tensor) -> tf.Tensor:
-        """So many of their bits that a sum over the replicas is exact."""
+        """Returns so many of their bits that a sum over the replicas is exact."""
         dropped = tf.constant(64 - _BITS + len(self._ranks).bit_length(), tf.uint64)
         return tf.cast(tf.bitwise.right_shift(tf.bitcast(hashes, tf.uint64), dropped), tf.float64)
 
     def _name_equal_batches(self, hashes: tf.Tensor) -> None:
-        """Say once which replicas were given the same batch, on the first of them.
+        """Says once which replicas were given the same batch, on the first of them.
 
         Args:
             hashes: of the batch of every replica; zeros on steps that are not due.

@@ -107,7 +107,7 @@ class Step:
         return instance.__dict__[kept]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step on a batch.
+        """Runs the step on a batch.
 
         Args:
             *args: the positional arguments of the function, tensors of the whole batch.
@@ -120,7 +120,7 @@ class Step:
         return program(tensors)
 
     def find(self, *args: Any, **kwargs: Any) -> tuple[SplitProgram | UnsplitProgram, Sequence[Any]]:
-        """The program for a call, traced, planned and built where there is none yet, and what to call it with.
+        """Returns the program for a call, traced, planned and built where there is none yet, and what to call it with.
 
         Args:
             *args: the positional arguments of the call.
@@ -180,7 +180,7 @@ class Step:
         )
 
     def _program_for(self, arguments: Arguments) -> SplitProgram | UnsplitProgram:
-        """The program for a call of a new kind: a new one, or one that takes any batch size."""
+        """Returns the program for a call of a new kind: a new one, or one that takes any batch size."""
         wanted = runtime.current().config.microbatches
         planned = self._planned(arguments)
         batch = static_batch_size(planned, wanted, self._options.of_keras)
@@ -202,7 +202,7 @@ class Step:
         return self._programs[settled.key]
 
     def _prepare(self, arguments: Arguments, traced: StepTrace | None = None) -> SplitProgram | UnsplitProgram:
-        """Goes the whole way from the function to a program, for one signature, which may be traced already."""
+        """Goes the whole way from the function to this rank's program, for one signature, perhaps traced already."""
         batch = self._cut_batch(arguments)
         if traced is None:
             told = told_of_microbatches(self.name, batch.sizes) if batch.microbatches > 1 else contextlib.nullcontext()
@@ -308,7 +308,7 @@ class Step:
         return Ownership(placed, mine, self._receivers_in(cut, lowered, applied), applied or ())
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
-        """Trace the step for arguments that are one microbatch, without running or planning anything.
+        """Traces the step for arguments that are one microbatch, without running or planning anything.
 
         Args:
             *args: the positional arguments of the function.
@@ -321,7 +321,7 @@ class Step:
         return self._trace(arguments, [tf.type_spec_from_value(tensor) for tensor in arguments.tensors])
 
     def _handed(self, traced: StepTrace, arguments: Arguments, planned: Sequence[SplitArgument]) -> Handed | None:
-        """What else the step is to hand out; nothing where nobody looks at its trace."""
+        """Returns what else the step is to hand out; nothing where nobody looks at its trace."""
         if self._examine is None:
             return None
 
@@ -345,7 +345,7 @@ class Step:
         )
 
     def _receivers_in(self, cut: Split, lowered: Lowered, applied: Sequence[Applied] | None) -> Mapping[int, Receiver]:
-        """By output, who alone gets a gradient's sum, or rows of it: as all have agreed for the first such program."""
+        """Returns, by output, who alone gets a gradient's sum, or rows of it, as all have agreed the first time."""
         if not cut.graph.gradients or not layouts.are_received_apart():
             return {}
         kind = form(cut.graph)
@@ -358,7 +358,7 @@ class Step:
         return self._receivers[kind]
 
     def _sums_over(self, receivers: Mapping[int, Receiver]) -> Reduce:
-        """How the buckets are summed over the replicas, given who alone gets the sum of an output."""
+        """Returns how the buckets are summed over the replicas, given who alone gets the sum of an output."""
         name = reduction_name(self._known_as)
 
         def reduce(sums: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
@@ -368,7 +368,7 @@ class Step:
         return reduce
 
     def _check(self, graph: OpGraph) -> None:
-        """Raise where the traced step cannot mean anything sensible when it is split."""
+        """Raises where the traced step cannot mean anything sensible when it is split."""
         for node in graph.nodes:
             for index in node.writes:
                 variable = graph.variables[index]
@@ -425,7 +425,7 @@ def step(
     experimental_relax_shapes: bool | None = None,
     experimental_compile: bool | None = None,
 ) -> Any:
-    """Decorate one forward-backward function so that it is split over the partitions and pipelined.
+    """Decorates one forward-backward function so that it is split over the partitions and pipelined.
 
     The body is traced for one microbatch. Its tensor arguments, also those in lists, tuples, dictionaries, dataclasses
     and composite tensors, are cut along axis 0. In a set they are `tensor.ref()`, each of a type of its own: the set
@@ -443,7 +443,7 @@ def step(
         non_split_inputs: names of parameters that are passed whole to every microbatch.
         input_split_axes: the axis along which a parameter is cut, where it is not axis 0.
         local_outputs: keys, fields or positions in what the function returns that stay on the rank that makes them.
-        keep_microbatch_gradients: keep gradients per microbatch beside their sum.
+        keep_microbatch_gradients: keep gradients per microbatch besides their sum.
         input_signature: as for `tf.function`: a list of `tf.TensorSpec` of the whole batch; arguments are cast to it.
         autograph: convert Python control flow over tensors.
         reduce_retracing: leave the batch size open from the first batch on, so that one program takes all sizes. By

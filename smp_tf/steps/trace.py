@@ -37,7 +37,7 @@ class _OpenTrace:
 
     @contextlib.contextmanager
     def model_call(self, model: SplitModel) -> Iterator[None]:
-        """Note that a distributed model is being called."""
+        """Notes that a distributed model is being called."""
         if not self._open and self.recorder.in_nested_graph:
             raise StepError(
                 f"Model {model.name!r} was called inside a tf.cond, a loop or a compiled function of the step, which "
@@ -54,7 +54,7 @@ class _OpenTrace:
 
     @contextlib.contextmanager
     def layer_call(self, layer: Any) -> Iterator[None]:
-        """Note that a layer is called by no other: one of a distributed model's own is a call of that model.
+        """Notes that a layer is called by no other: one of a distributed model's own is a call of that model.
 
         So it is where the step calls a method of the model, such as `model.encode(x)`, or `model.encoder(x)`.
         """
@@ -66,7 +66,7 @@ class _OpenTrace:
             yield
 
     def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Make a variable: without storage inside a model's call, at once elsewhere."""
+        """Makes a variable: without storage inside a model's call, at once elsewhere."""
         if self._open:
             return self._open[-1]._smp_store.creator(next_creator, **kwargs)
         return variables.make_script_variable(**kwargs)
@@ -119,7 +119,7 @@ class Handed:
 
 
 def with_outputs(traced: StepTrace, handed: Handed) -> StepTrace:
-    """The trace of a step that returns some of its tensors besides what it returns, which is a dictionary.
+    """Returns the trace of a step that returns some of its tensors besides what it returns, which is a dictionary.
 
     Args:
         traced: the trace.
@@ -144,7 +144,7 @@ def trace_step(
     autograph: bool,
     name: str,
 ) -> StepTrace:
-    """Trace a step function for one microbatch.
+    """Traces a step function for one microbatch.
 
     Args:
         function: the function.
@@ -164,7 +164,7 @@ def trace_step(
     open_traces: list[_OpenTrace] = []
 
     def no_summaries() -> bool:
-        """Asked where a summary would be written: often on rank 0 alone, whose trace has to be that of all others."""
+        """Refuses summaries where they would be written: often on rank 0 alone, whose trace has to be that of all."""
         announce(
             f"tf.summary writes nothing inside step {name!r}, which runs once per microbatch and in parts. "
             f"Return the value from the step, and write it outside; in Keras's loops, return it in the logs.",

@@ -43,7 +43,7 @@ _in_force = _InForce()
 
 @contextlib.contextmanager
 def unnoted() -> Iterator[None]:
-    """Within this context nothing is noted: it is smp_tf, or an optimizer, that assigns."""
+    """Notes nothing within its context: it is smp_tf, or an optimizer, that assigns."""
     before, _in_force.is_quiet = _in_force.is_quiet, True
     try:
         yield
@@ -61,7 +61,7 @@ _noted = JobState(_Noted)
 
 
 def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_left_out: bool) -> None:
-    """Note that the script assigns to a variable of a model, outside any graph.
+    """Notes that the script assigns to a variable of a model, outside any graph.
 
     Args:
         state: of the variable; it is known who stores it.
@@ -83,12 +83,12 @@ def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_l
 
 
 def left_out() -> Notes:
-    """What this rank has left out since ranks compared it last."""
+    """Returns what this rank has left out since ranks compared it last."""
     return _noted().left_out
 
 
 def compare(left: Sequence[Mapping[str, Sequence[Any]]]) -> None:
-    """Raise where ranks have not been given the same values; all ranks of the world call it.
+    """Raises where ranks have not been given the same values; all ranks of the world call it.
 
     Args:
         left: what each rank has left out, in order.
@@ -112,7 +112,7 @@ def compare(left: Sequence[Mapping[str, Sequence[Any]]]) -> None:
 def _difference(
     key: str, left: Sequence[Mapping[str, Sequence[Any]]], taken: Sequence[Mapping[str, Sequence[Any]]]
 ) -> str:
-    """Which rank has left out something else than an owner was given, in words; "" where none has."""
+    """Returns which rank has left out something else than an owner was given, in words; "" where none has."""
     topology = runtime.current().topology
     for rank, notes in enumerate(left):
         if key not in notes:
@@ -143,7 +143,7 @@ def _in_words(differences: Sequence[str]) -> str:
 
 
 def _hash(value: Any, dtype: tf.DType) -> int:
-    # Beside texts there may be numbers, which say where they go.
+    # Besides texts there may be numbers, which say where they go.
     is_text = dtype == tf.string
     tensor = tf.convert_to_tensor(value) if is_text or tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
     return int(content_hash(tensor)[0])

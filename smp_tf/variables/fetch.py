@@ -32,7 +32,7 @@ WRITER = 0
 
 
 def write_with_all_weights(model: SplitModel, doing: str, write: Callable[[], None]) -> None:
-    """Run a function on one rank that may read every weight of a model; all ranks must call this.
+    """Runs a function on one rank that may read every weight of a model; all ranks must call this.
 
     No rank holds more than one foreign weight at a time, unless the function keeps them.
 
@@ -68,7 +68,7 @@ def write_with_all_weights(model: SplitModel, doing: str, write: Callable[[], No
 
 
 def owner_ranks(model: SplitModel, weights: Sequence[Any], rank: int) -> list[int | None]:
-    """The ranks of a replica that store each of a model's weights; None for one that every rank stores.
+    """Returns the ranks of a replica that store each of a model's weights; None for one that every rank stores.
 
     Args:
         model: a distributed model that has run a step.
@@ -117,7 +117,7 @@ def _tell(holder: int, number: int | None) -> None:
 
 
 def meet(doing: str) -> None:
-    """Return when all ranks of the replica have come to read a weight.
+    """Returns when all ranks of the replica have come to read a weight.
 
     Args:
         doing: what they do; the same on all of them.
@@ -136,7 +136,7 @@ def meet(doing: str) -> None:
 
 
 def told_by(owner: int, ranks: Sequence[int], like: Any, value: Callable[[], Any]) -> np.ndarray:
-    """A value that one rank has, on all ranks of a group, which all come here.
+    """Returns a value that one rank has, on all ranks of a group, which all come here.
 
     Args:
         owner: the rank that has it.
@@ -158,14 +158,14 @@ _TOLD = tag_of("weight told to all")
 
 
 def transport() -> Transport:
-    """The connection to the other ranks, where there are any."""
+    """Returns the connection to the other ranks, where there are any."""
     found = runtime.current().transport
     assert found is not None, "a weight that another rank holds means there is another rank"
     return found
 
 
 def as_bytes(value: Any) -> np.ndarray:
-    """The memory of a variable, or of an array, as it travels."""
+    """Returns the memory of a variable, or of an array, as it travels."""
     array = value.numpy() if tf.is_tensor(value) else value
     if isinstance(array, bytes) or array.dtype == object:
         array = np.frombuffer(tf.io.serialize_tensor(tf.constant(array, tf.string)).numpy(), np.uint8)
@@ -173,12 +173,12 @@ def as_bytes(value: Any) -> np.ndarray:
 
 
 def as_array(data: memoryview, like: Any) -> np.ndarray:
-    """What `as_bytes` made, as an array of the shape and type of a variable."""
+    """Returns what `as_bytes` made, as an array of the shape and type of a variable."""
     if like.dtype.base_dtype == tf.string:
         return np.array(tf.io.parse_tensor(bytes(data), tf.string).numpy(), object).reshape(like.shape)
     return np.frombuffer(data, like.dtype.base_dtype.as_numpy_dtype).reshape(like.shape)
 
 
 def as_tensor(data: memoryview, like: Any) -> tf.Tensor:
-    """What `as_bytes` made, as a tensor of the shape and type of a variable."""
+    """Returns what `as_bytes` made, as a tensor of the shape and type of a variable."""
     return tf.constant(as_array(data, like), like.dtype.base_dtype)

@@ -81,7 +81,7 @@ class VariableState:
 
 
 def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:
-    """Replace what a variable will start with, if it is not decided yet who stores it.
+    """Replaces what a variable will start with, if it is not decided yet who stores it.
 
     Args:
         variable: any variable.

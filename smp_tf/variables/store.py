@@ -59,25 +59,25 @@ class VariableStore:
         return any(state.owner is None for state in self._states.values())
 
     def is_placed(self, variable: Any) -> bool:
-        """Whether it is decided who stores a variable of this model."""
+        """Returns whether it is decided who stores a variable of this model."""
         return self._states[id(variable.handle)].owner is not None
 
     def state(self, variable: Any) -> VariableState | None:
-        """What is known about a variable, or about the one whose block it is; None where it is not this model's."""
+        """Returns what is known about a variable, or about the one whose block it is; None where it is another's."""
         return self._states.get(id(whole_of(variable).handle))
 
     def leave_to_script(self, variables: Iterable[tf.Variable]) -> None:
-        """Leave variables that the model holds, such as those of metrics, to the script: every rank stores them."""
+        """Leaves variables that the model holds, such as those of metrics, to the script: every rank stores them."""
         for variable in variables:
             if self.state(variable) is None:
                 self._of_script[id(variable.handle)] = variable
 
     def leaves_to_script(self, variable: Any) -> bool:
-        """Whether a variable that the model holds is the script's own."""
+        """Returns whether a variable that the model holds is the script's own."""
         return id(variable.handle) in self._of_script
 
     def adopt(self, variable: tf.Variable) -> None:
-        """Take in a variable that was built with its value, or that belongs to another model as well.
+        """Takes in a variable that was built with its value, or that belongs to another model as well.
 
         Whichever model runs a step first decides who stores what they share.
         """
@@ -92,11 +92,11 @@ class VariableStore:
             self._add(variable, VariableState(name, None, (), position, Stored(is_filled=True)))
 
     def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """A variable creator (see `tf.variable_creator_scope`) that makes variables without storage.
+        """Returns a variable creator (see `tf.variable_creator_scope`) that makes variables without storage.
 
         Variables whose initial value is given as a value rather than a function (step counters and the like) are made
         with it: whoever has the value at hand holds it already. Those that turn out to be weights are adopted later.
-        Variables without any are what a SavedModel holds beside layers that Keras builds anew, such as the state of an
+        Variables without any are what a SavedModel holds besides layers that Keras builds anew, such as the state of an
         optimizer; TensorFlow reads their values at once.
         """
         if kwargs.get("initial_value") is None:
@@ -116,14 +116,14 @@ class VariableStore:
         return variable
 
     def extend(self, other: VariableStore) -> None:
-        """Take over the variables of another store, behind one's own."""
+        """Takes over the variables of another store, after one's own."""
         for variable in other:
             state = other._states[id(variable.handle)]
             state.position = len(self._states)
             self._add(variable, state)
 
     def _add(self, variable: Any, state: VariableState, also: bool = False) -> None:
-        """Note a variable as this model's, or as also this one's."""
+        """Notes a variable as this model's, or as also this one's."""
         self._states[id(variable.handle)] = state
         self._variables[id(variable.handle)] = variable
         earlier = _stores_of.get(id(variable.handle), ()) if also else ()
@@ -138,7 +138,7 @@ class VariableStore:
         return unique
 
     def require_cut(self, partitions: int, stage: int) -> None:
-        """Raise where the model was cut in another way, by a configuration that `smp.shutdown` has ended.
+        """Raises where the model was cut in another way, by a configuration that `smp.shutdown` has ended.
 
         Args:
             partitions: number of partitions.
@@ -158,7 +158,7 @@ class VariableStore:
         self._cut = partitions, stage
 
     def to_settle(self, owners: dict[int, int], chunks: Sequence[int] | None = None) -> list[tuple[tf.Variable, int]]:
-        """The variables that `settle` would decide about, each with the stage that will store it.
+        """Returns the variables that `settle` would decide about, each with the stage that will store it.
 
         Args:
             owners: as for `settle`.
@@ -167,9 +167,9 @@ class VariableStore:
         return [(variable, chunk if chunks is None else chunks[chunk]) for variable, _, chunk in self._to_place(owners)]
 
     def _to_place(self, owners: dict[int, int]) -> list[tuple[tf.Variable, VariableState, int]]:
-        """The variables that a step decides about, or that nobody keeps yet, each with its chunk.
+        """Returns the variables that a step decides about, or that nobody keeps yet, each with its chunk.
 
-        A variable that the step does not use is kept where the one that was made before it is: a layer behind the
+        A variable that the step does not use is kept where the one that was made before it is: a layer after the
         others then is where data reaches it.
         """
         found, chunk = [], 0
@@ -193,7 +193,7 @@ class VariableStore:
         chunks: Sequence[int] | None = None,
         move: Callable[[tf.Variable, int, int], tf.Tensor | None] = lambda variable, giver, taker: None,
     ) -> None:
-        """Decide who stores what: fill the variables of this stage, free what was built and belongs elsewhere.
+        """Decides who stores what: fills the variables of this stage, frees what was built and belongs elsewhere.
 
         Args:
             owners: chunk of each variable that the step uses, by position in creation order. Somebody keeps the others
@@ -239,7 +239,7 @@ class VariableStore:
             state.initial_value = None
 
     def before_settling(self, load: Callable[[], None]) -> None:
-        """Have a function run when all variables are there and it is about to be decided who stores them.
+        """Runs a function when all variables are there and it is about to be decided who stores them.
 
         Values that it gives to variables count as given now.
         """
@@ -252,7 +252,7 @@ class VariableStore:
         self._before_settling.append(put_off)
 
     def fill(self, variable: Any, seed: int) -> None:
-        """Give a variable its initial value before the plan; ranks that turn out not to own it free it then.
+        """Gives a variable its initial value before the plan; ranks that turn out not to own it free it then.
 
         Args:
             variable: one of the model's variables.
@@ -294,18 +294,18 @@ def _reference(store: VariableStore, handle: int) -> weakref.ref[VariableStore]:
 
 
 def whole_of(variable: Any) -> Any:
-    """The variable whose rows another one stands for; that itself where it stands for none."""
+    """Returns the variable whose rows another one stands for; that itself where it stands for none."""
     return getattr(variable, "smp_whole", variable)
 
 
 def of_models() -> list[tf.Variable]:
-    """The variables of all distributed models."""
+    """Returns the variables of all distributed models."""
     stores = {id(store): store for found in _stores_of.values() for ref in found if (store := ref()) is not None}
     return [variable for store in stores.values() for variable in store]
 
 
 def store_of(variable: Any) -> VariableStore | None:
-    """The store of the distributed model a variable belongs to; None for a variable of the script's own."""
+    """Returns the store of the distributed model a variable belongs to; None for a variable of the script's own."""
     for found in _stores_of.get(id(whole_of(variable).handle), ()):
         store = found()
         if store is not None and store.state(variable) is not None:
@@ -314,14 +314,14 @@ def store_of(variable: Any) -> VariableStore | None:
 
 
 def stage_of(variable: Any) -> int | None:
-    """The stage that stores a variable of a distributed model, or keeps it; None before a plan, and for any other."""
+    """Returns the stage that stores a variable of a distributed model, or keeps it; None before a plan."""
     store = store_of(variable)
     state = store.state(variable) if store is not None else None
     return None if state is None else state.owner
 
 
 def nbytes_of(variable: Any) -> int:
-    """The bytes of a variable's value.
+    """Returns the bytes of a variable's value.
 
     Args:
         variable: one whose shape is known.
@@ -331,7 +331,7 @@ def nbytes_of(variable: Any) -> int:
 
 
 def storage_of(variable: Any) -> Stored:
-    """What is known of the storage of a variable of a distributed model.
+    """Returns what is known of the storage of a variable of a distributed model.
 
     Args:
         variable: one of a model's variables, or one that stands for rows of it.
@@ -343,7 +343,7 @@ def storage_of(variable: Any) -> Stored:
 
 
 def keep_for_good(variables: Iterable[Any]) -> None:
-    """Decide that variables which no step has used stay where they are kept; all ranks do it together.
+    """Decides that variables which no step has used stay where they are kept; all ranks do it together.
 
     Args:
         variables: any variables.
@@ -356,7 +356,7 @@ def keep_for_good(variables: Iterable[Any]) -> None:
 
 
 def is_remote(variable: Any) -> bool:
-    """Whether a variable belongs to a distributed model and another rank stores it."""
+    """Returns whether a variable belongs to a distributed model and another rank stores it."""
     store = store_of(variable)
     if store is None:
         return False
@@ -365,7 +365,7 @@ def is_remote(variable: Any) -> bool:
 
 
 def make_script_variable(**kwargs: Any) -> tf.Variable:
-    """A variable of the script's own, made at once and outside any graph, whatever creator scopes are open.
+    """Returns a variable of the script's own, made at once and outside any graph, whatever creator scopes are open.
 
     Args:
         kwargs: what a variable creator is given.
@@ -385,7 +385,7 @@ def _resource_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _draw_seeds(
     initial_value: Callable[[], Any],
 ) -> tuple[tf.TensorShape, tf.DType, tuple[tf_internals.OpSeeds, ...]]:
-    """Call an initializer in a graph that is thrown away: its seeds are drawn now, and its shape is known."""
+    """Calls an initializer in a graph that is thrown away: its seeds are drawn now, and its shape is known."""
     drawn: list[tf_internals.OpSeeds] = []
 
     def draw(op_seed: int | None) -> tf_internals.OpSeeds:
@@ -402,7 +402,7 @@ def _draw_seeds(
 def _with_drawn_seeds(
     initial_value: Callable[[], Any], op_seeds: tuple[tf_internals.OpSeeds, ...], seed: int, position: int
 ) -> tf.Tensor:
-    """An initial value from TensorFlow's random ops, which get the seeds they drew when the variable was made.
+    """Returns an initial value from TensorFlow's random ops, which get the seeds they drew when the variable was made.
 
     Ops with equal seeds of their own give equal values here, on whatever rank; executed eagerly in one process, the
     second would go on where the first stopped.

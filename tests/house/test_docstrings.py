@@ -21,6 +21,7 @@ FINISHED = [
     "benchmarks/versus",
     "docs/pictures",
     "examples",
+    "ops",
     "partition",
     "partition/graph",
     "partition/op_cost",
@@ -31,7 +32,6 @@ FINISHED = [
     "partition/split",
     "partition/trace",
     "partition/units",
-    "ops",
     "pipeline",
     "pipeline/measure",
     "pipeline/planner",
@@ -40,30 +40,38 @@ FINISHED = [
     "pipeline/schedules",
     "smp_tf",
     "smp_tf/batch",
+    "smp_tf/checkpoint",
     "smp_tf/collectives",
     "smp_tf/command",
     "smp_tf/config",
     "smp_tf/files",
+    "smp_tf/gradients",
     "smp_tf/job",
     "smp_tf/keras",
     "smp_tf/loss_check",
+    "smp_tf/model",
     "smp_tf/offline",
+    "smp_tf/optimizer",
+    "smp_tf/planning",
     "smp_tf/recording",
     "smp_tf/replicas",
+    "smp_tf/sharding",
     "smp_tf/start",
+    "smp_tf/steps",
     "smp_tf/training",
+    "smp_tf/variables",
     "smp_tf/watch",
 ]
 
 #: How a docstring of a function begins. A verb that is not here is added.
 WORDS = """
-Adds Announces Answers Appends Asks Assigns Averages Backs Begins Brings Broadcasts Builds Calls Changes Checks
-Collects Compares Compiles Connects Contracts Counts Cuts Decides Deletes Divides Does Draws Drops Ends Estimates
-Exchanges Exempts Finds Follows Forgets Frees Gathers Gives Goes Groups Holds Joins Keeps Learns Leaves Lets Loads
-Looks Makes Marks Measures Minimises Names Notes Numbers Opens Passes Places Plans Prepares Prints Puts Raises Reads
-Receives Records Reduces Refuses Registers Remembers Removes Replaces Requires Restores Returns Runs Saves Says Scales
-Seeds Sends Sets Shows Solves Sorts Starts Stops Sums Takes Tells Traces Trains Tries Turns Waits Watches Wraps Writes
-Yields
+Adds Agrees Announces Answers Appends Applies Asks Assigns Averages Backs Begins Brings Broadcasts Builds Calls
+Changes Checks Chooses Closes Collects Compares Compiles Connects Contracts Counts Cuts Decides Decorates Deletes
+Divides Does Draws Drops Ends Estimates Exchanges Exempts Finds Follows Forgets Frees Gathers Gives Goes Groups Holds
+Joins Keeps Learns Leaves Lets Loads Locks Looks Makes Marks Measures Minimises Moves Names Notes Numbers Opens Passes
+Places Plans Prepares Prints Puts Raises Reads Receives Records Reduces Refuses Registers Remembers Removes Replaces
+Reports Requires Restores Returns Runs Saves Says Scales Seeds Sends Sets Shows Solves Sorts Starts Stops Sums Takes
+Tells Traces Trains Tries Turns Updates Waits Walks Watches Wraps Writes Yields
 """
 VERBS = frozenset(WORDS.split())
 
