@@ -78,7 +78,7 @@ class Layout:
 
         Args:
             place: of the rank.
-            by_rows: as for `slots_of`.
+            by_rows: whether the optimizer updates rows of the variable by themselves.
         """
         return self.is_here(place) and self.slots_of(by_rows=by_rows).is_at(place)
 

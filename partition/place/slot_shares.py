@@ -208,7 +208,7 @@ def _count_to_cut(
         variables: what is shared out.
         order: places of all of them, the largest first.
         loads: bytes that each replica keeps already.
-        candidates: places of those that may be cut, likewise.
+        candidates: places of those that may be cut, the largest first.
         part: bytes of an equal share.
         tolerance: how much more is not too much.
     """

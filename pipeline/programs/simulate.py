@@ -75,7 +75,7 @@ class Timeline:
         """Returns how many microbatches' activations each rank holds at most.
 
         Args:
-            freed_by: as in `stash.peak_stash`.
+            freed_by: W, or I for segments that free nearly all of their stash at the first piece.
 
         Returns:
             One number per rank, in units of the rank's whole share of the model.

@@ -122,7 +122,7 @@ def static_batch_size(arguments: Sequence[SplitArgument], of_objects: int = 1, o
     Args:
         arguments: the planned arguments. Objects with a method of their own do not say how many samples they have.
         of_objects: the number where only such objects are cut: one for each microbatch, which then weigh alike.
-        of_keras: as in `plan_arguments`.
+        of_keras: whether Keras's loops are given them: then there is no option to name.
 
     Returns:
         The number; None where it is known only when the step runs. 1 where nothing is cut.

@@ -37,14 +37,14 @@ def require_alike(gradients: Sequence[Any], todo: Collection[int], name: str, ha
         gradients: tensors, sparse slices or None.
         todo: the places that this replica is about to average.
         name: of the operation, equal on all replicas.
-        handles: see `Collectives`.
+        handles: resource tensors of variables: the op comes after their earlier uses, and is done before later ones.
 
     Returns:
         The gradients; in a function those of `todo` wait for the check.
 
     Raises:
         StepError: they differ, or sums of a step's averages were filled with zeros.
-        tf.errors.OpError: likewise, in a function.
+        tf.errors.OpError: the same, in a function.
     """
     owners = [_owners_of_its_shape(g) if i in todo else frozenset() for i, g in enumerate(gradients)]
     states = [_state(g, i in todo, bool(owners[i])) for i, g in enumerate(gradients)]

@@ -134,7 +134,7 @@ def clip_by_global_norm(gradients: Sequence[Any], clip_norm: Any, use_norm: Any 
     outside the step, with a list in the same order.
 
     Args:
-        gradients: as for `smp.global_norm`.
+        gradients: one entry per variable: a tensor, `tf.IndexedSlices`, a gradient that a step returned, or None.
         clip_norm: the largest norm that stays, a float or a float scalar tensor.
         use_norm: the norm, where it is known; by default `smp.global_norm(gradients)`.
 

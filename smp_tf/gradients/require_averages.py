@@ -38,7 +38,7 @@ def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
 
     Raises:
         StepError: there is one; zeros stand for None.
-        tf.errors.OpError: likewise, in a function.
+        tf.errors.OpError: the same, in a function.
     """
     if not are_shared():
         return

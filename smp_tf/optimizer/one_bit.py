@@ -88,7 +88,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.warmup_steps = warmup_steps
-        #: What was not sent yet; nobody's variables, see there.
+        #: What was not sent yet; nobody's variables, as the class says.
         self.error_feedback = ErrorFeedback()
         # The start of smp_tf in which replicas were last seen to be at the same step.
         self._compared_in = -1

@@ -114,7 +114,7 @@ def start(steps: Sequence[int] | None = None) -> None:
     """Begins to record; `stop` ends it.
 
     Args:
-        steps: as for `timeline`.
+        steps: the first and the last step to record, counted from 0; None: all.
 
     Raises:
         TimelineError: `steps` is no such pair, or a timeline is being recorded already.

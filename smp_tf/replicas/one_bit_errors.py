@@ -50,7 +50,7 @@ class Group:
         Args:
             tensors: of floats, one per member.
             name: unique name of the operations, equal on the ranks of the group.
-            handles: see `Collectives`.
+            handles: resource tensors of variables: the op comes after their earlier uses, and before later ones.
 
         Returns:
             Tensors of float32, in the shapes of the given ones.

@@ -5,7 +5,7 @@
                 signs, a scale a block             signs, a scale a block
 
 Of every block of elements its signs are sent, and the mean of their absolute values. What a replica wanted to send and
-did not is its error, which it adds the next time; likewise the replica that averages a part, for what it hands out. So
+did not is its error, which it adds the next time. The replica that averages a part does so for what it hands out. So
 what was sent in all steps, and the last error, add up to what there was to send. All replicas decode the same bytes of
 each part: they stay equal to the last bit.
 

@@ -41,7 +41,8 @@ def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = 
     Args:
         slices: of this replica; any number of them.
         name: unique name of the operation, equal on the ranks of the group.
-        handles: see `Collectives`; within a function some are needed.
+        handles: resource tensors of variables, some of them within a function: the op comes after their earlier uses,
+            and is done before later ones.
 
     Returns:
         The slices of all replicas, in their order (with a GPU a row only once), or the rows of their sum, in order;

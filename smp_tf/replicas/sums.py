@@ -54,7 +54,7 @@ def sum_over_replicas(
         name: unique name of the operation, equal on those ranks.
         compression: how those of a type in `wire_compression.COMPRESSED` are sent; None: as they are.
         offload: add them up in the host's memory, and those of a type in `IN_PARTS` in parts of equal bytes.
-        handles: see `Collectives`.
+        handles: resource tensors of variables: the op comes after their earlier uses, and is done before later ones.
 
     Returns:
         The sums; the tensors themselves where there is one replica.
@@ -107,9 +107,9 @@ def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[
     """Returns the sums over the replicas of gradients, as the configuration has them sent and added up.
 
     Args:
-        tensors: see `sum_over_replicas`.
-        name: likewise.
-        handles: likewise.
+        tensors: dense, the same number, shapes and types on every rank of the group.
+        name: unique name of the operation, equal on those ranks.
+        handles: resource tensors of variables: the op comes after their earlier uses, and is done before later ones.
 
     Returns:
         The sums.
@@ -125,9 +125,9 @@ def sum_gradients_at(
     """Sums gradients over the replicas, each for one replica or in rows, sent as the configuration has it.
 
     Args:
-        tensors: see `sum_over_replicas`; those with a receiver are of a type in `IN_PARTS`.
+        tensors: dense, alike on every rank of the group; those with a receiver are of a type in `IN_PARTS`.
         receivers: of each, who gets its sum; None: all get it.
-        name: see `sum_over_replicas`.
+        name: unique name of the operation, equal on the ranks of the group.
 
     Returns:
         The sums that this replica gets, in order; and what it has received, to wait for.
@@ -187,7 +187,7 @@ def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
     Args:
         replicas: their number.
         name: unique name of the operations, equal on the ranks of the group.
-        handles: see `Collectives`.
+        handles: resource tensors of variables: the op comes after their earlier uses, and is done before later ones.
     """
     group = runtime.current().process_sets.dp
 

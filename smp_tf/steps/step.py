@@ -65,7 +65,7 @@ class Step:
 
     Args:
         function: one forward and backward (or one forward) of one microbatch.
-        options: see `step`.
+        options: what the decorator was given.
         then: what to do with the results in the graph of the step, which then gives what it returns; by default it
             gives the results.
         applied: which gradients among the results `then` gives to an optimizer and to nobody else, given their
@@ -444,7 +444,7 @@ def step(
         input_split_axes: the axis along which a parameter is cut, where it is not axis 0.
         local_outputs: keys, fields or positions in what the function returns that stay on the rank that makes them.
         keep_microbatch_gradients: keep gradients per microbatch besides their sum.
-        input_signature: as for `tf.function`: a list of `tf.TensorSpec` of the whole batch; arguments are cast to it.
+        input_signature: a list of `tf.TensorSpec` of the whole batch, as for `tf.function`; arguments are cast to it.
         autograph: convert Python control flow over tensors.
         reduce_retracing: leave the batch size open from the first batch on, so that one program takes all sizes. By
             default that begins with the third size.

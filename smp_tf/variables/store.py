@@ -161,8 +161,8 @@ class VariableStore:
         """Returns the variables that `settle` would decide about, each with the stage that will store it.
 
         Args:
-            owners: as for `settle`.
-            chunks: as for `settle`.
+            owners: chunk of each variable that the step uses, by position in creation order.
+            chunks: the stage of every chunk; None where each is a stage of its own.
         """
         return [(variable, chunk if chunks is None else chunks[chunk]) for variable, _, chunk in self._to_place(owners)]
 
@@ -256,7 +256,7 @@ class VariableStore:
 
         Args:
             variable: one of the model's variables.
-            seed: as for `settle`.
+            seed: for random ops in initial values where TensorFlow has no global seed.
         """
         state = self._states[id(variable.handle)]
         if state.owner is None and not state.is_filled:

@@ -75,6 +75,8 @@ Tells Traces Trains Tries Turns Updates Waits Walks Watches Wraps Writes Yields
 """
 VERBS = frozenset(WORDS.split())
 
+#: Descriptions that lead elsewhere.
+ELSEWHERE = re.compile(r"^ +\w+: (as for|as in|likewise|see there)\b|\bsee there\b")
 #: "after" is plainer than "behind", "next to" and "besides" than "beside"; an argument may have such a name.
 UNPLAIN = re.compile(r"\b(behind|beside)\b(?!:)", re.IGNORECASE)
 
@@ -127,6 +129,17 @@ def test_after_and_next_to_and_besides(room: str) -> None:
         for path in files_of(room)
         for line, text in prose(path.read_text(encoding="utf-8"))
         if UNPLAIN.search(text)
+    ]
+    assert told == []
+
+
+@pytest.mark.parametrize("room", FINISHED)
+def test_an_argument_is_described_in_its_place(room: str) -> None:
+    told = [
+        f"{path.relative_to(ROOT)}:{line}: {text.strip()}"
+        for path in files_of(room)
+        for line, text in prose(path.read_text(encoding="utf-8"))
+        if ELSEWHERE.search(text)
     ]
     assert told == []
 
