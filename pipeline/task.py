@@ -239,7 +239,7 @@ class BucketMakers:
         stage: the stage that has them.
         number: of the bucket, by which its REDUCE names it.
         segments: chunk, sweep and part of the compute tasks that add to them.
-        edges: the edges over which other stages send what they add, once per step.
+        edges: the edges over which other stages send what they add, or parts of it for every microbatch.
         nbytes: how large the gradients are together.
     """
 

@@ -164,7 +164,9 @@ class Places:
         numbers = [number for chunk, sweep in sorted(whole) for number in self._finished_with_all(chunk, sweep)]
         needed = [number for number in numbers if makers.is_made_by(self.tasks[number])]
         assert self.edge_of is not None or not makers.edges
-        needed += [self._receive(self.edge_of[edge], None) for edge in sorted(makers.edges)] if self.edge_of else []
+        for edge in (self.edge_of[index] for index in sorted(makers.edges)) if self.edge_of else ():
+            every = range(self.program.microbatches) if edge.per == "microbatch" else (None,)
+            needed += [self._receive(edge, each) for each in every]
         return tuple(needed)
 
     def of_averages(self, rank: int, task: Task) -> tuple[int, ...]:

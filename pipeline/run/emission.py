@@ -17,8 +17,11 @@ from smp_tf.partition.split.split import Transfer
 from smp_tf.partition.split.step_outputs import StepOutputPlan
 from smp_tf.pipeline.run.function_calls import FunctionCalls
 from smp_tf.pipeline.run.host import on_device
-from smp_tf.pipeline.run.reduction import parts_of
+from smp_tf.pipeline.run.reduction import Bucket, parts_of
 from smp_tf.pipeline.run.stage_program import StageProgram
+
+#: Given the bucket, its parts by position and microbatch, and the number of the step.
+SumSparse = Callable[[Bucket, Sequence[list[tf.Tensor]], tf.Tensor], None]
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Emission:
         weights: weight of each microbatch in sums, where the program is weighted.
         step: number of the step.
         check: writes the check of the batch, given the number of the step; None where the list has none.
+        sum_sparse: writes the sum of a sparse gradient over the replicas; None where the list has none.
         values: what compute tasks made and RECVs brought, by tensor and microbatch.
         remote: values of other stages' variables, by index.
         seeds: of the microbatches that needed one.
@@ -52,6 +56,7 @@ class Emission:
     weights: Sequence[Any]
     step: tf.Tensor
     check: Callable[[tf.Tensor], None] | None = None
+    sum_sparse: SumSparse | None = None
     values: dict[tuple[Tensor, int | None], tf.Tensor] = field(default_factory=dict)
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)

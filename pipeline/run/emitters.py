@@ -117,6 +117,12 @@ def emit_reduce(emission: Emission, task: Task) -> None:
     assert program.reduction is not None
     assert task.bucket is not None
     bucket = program.buckets[task.bucket]
+    if bucket.is_sparse:
+        assert emission.sum_sparse is not None
+        tensors = [program.split.outputs[position].tensor for position in bucket.positions]
+        parts = [[emission.values[tensor, m] for m in range(program.microbatches)] for tensor in tensors]
+        emission.sum_sparse(bucket, parts, emission.step)
+        return
     sums = [emission.own_total(program.split.outputs[position]) for position in bucket.positions]
     reduced, there = program.reduction.reduced(sums, bucket, emission.step)
     emission.reduced.update(zip(program.reduction.positions_here(bucket), reduced, strict=True))

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from smp_tf.ops import send_recv
 from smp_tf.ops.at_run_time import at_run_time
-from smp_tf.pipeline.run.emission import Emission
+from smp_tf.pipeline.run.emission import Emission, SumSparse
 from smp_tf.pipeline.run.emitters import EMITTERS
 from smp_tf.pipeline.run.stage_program import StageProgram
 
@@ -57,6 +57,7 @@ def emit(
     *,
     beside: Callable[[tf.Tensor], Sequence[tf.Operation]] | None = None,
     check: Callable[[tf.Tensor], None] | None = None,
+    sum_sparse: SumSparse | None = None,
 ) -> StepResults:
     """Writes the program into the current graph.
 
@@ -69,6 +70,7 @@ def emit(
         beside: writes more into the graph, given the number of the step, whose op it has to wait for where it reads
             variables; returns the ops that have to run before variables change.
         check: writes the check of the batch, given the number of the step, where the list has a CHECK.
+        sum_sparse: writes the sum of a sparse gradient over the replicas, where the list has a REDUCE of one.
 
     Returns:
         The outputs this rank has.
@@ -76,7 +78,7 @@ def emit(
     split = program.split
     handles = [v.handle for v in program.variables.values()]
     step = send_recv.begin_step(handles, program.number)
-    emission = Emission(program, arguments, captures, seed, weights, step, check)
+    emission = Emission(program, arguments, captures, seed, weights, step, check, sum_sparse)
     if beside is not None:
         emission.all_ops += beside(step)
     emission.clear_sums()
@@ -92,5 +94,6 @@ def emit(
         per_microbatch = [emission.values.get((output.tensor, m)) for m in range(program.microbatches)]
         is_sum = output.tensor in program.summed - program.kept
         values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
-    buckets = {position: bucket.number for bucket in program.buckets for position in bucket.positions}
+    dense = [bucket for bucket in program.buckets if not bucket.is_sparse]
+    buckets = {position: bucket.number for bucket in dense for position in bucket.positions}
     return StepResults(values, accumulated, step, computed, buckets)

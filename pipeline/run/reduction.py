@@ -18,14 +18,14 @@ buckets, of the parameters in reverse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import Tensor
-from smp_tf.partition.split.split import Split
+from smp_tf.partition.split.split import Split, Transfer
 from smp_tf.partition.split.step_outputs import StepOutputPlan
 from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.task import BucketMakers, Task
@@ -46,11 +46,13 @@ class Bucket:
         number: counts the buckets of the stage.
         positions: of the gradients among the outputs of the step.
         makers: what makes them.
+        is_sparse: whether they are the parts of one sparse gradient, which are kept for every microbatch.
     """
 
     number: int
     positions: tuple[int, ...]
     makers: BucketMakers
+    is_sparse: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,14 +141,7 @@ def plan_buckets(
     Returns:
         The buckets, in the order of the groups.
     """
-    makers: dict[Tensor, set[tuple[int, int, int]]] = {}
-    for when, segment in split.segments_of(stage).items():
-        for tensor in segment.outputs:
-            makers.setdefault(tensor, set()).add(when)
-    brought: dict[Tensor, set[int]] = {}
-    for transfer in split.transfers:
-        if transfer.is_sum and transfer.tensor is not None and split.placement[transfer.dst_chunk] == stage:
-            brought.setdefault(transfer.tensor, set()).add(transfer.index)
+    makers, brought = _makers(split, stage, lambda transfer: transfer.is_sum)
     sizes = _sizes(split, [position for group in groups for position in group], known)
     found = []
     for number, group in enumerate(groups):
@@ -156,6 +151,46 @@ def plan_buckets(
         nbytes = sum(sizes[position] for position in group)
         found.append(Bucket(number, group, BucketMakers(stage, number, segments, edges, nbytes)))
     return tuple(found)
+
+
+def plan_sparse_buckets(
+    split: Split, stage: int, sparse: Sequence[tuple[int, ...]], first: int, summed: Collection[Tensor]
+) -> tuple[Bucket, ...]:
+    """Says what makes the sparse gradients that a stage has, each of which is a bucket of its own.
+
+    Args:
+        split: the cut step.
+        stage: which stage.
+        sparse: the positions of the parts of each sparse gradient that the step returns.
+        first: number of the first of these buckets.
+        summed: tensors of which the stage has the sum alone.
+    """
+    makers, brought = _makers(split, stage, lambda transfer: not transfer.once_per_step)
+    found: list[Bucket] = []
+    for positions in sparse:
+        parts = [split.outputs[position].tensor for position in positions]
+        if any(t in summed or (t not in makers and t not in brought) for t in parts):
+            continue
+        segments = frozenset(when for t in parts for when in makers.get(t, ()))
+        edges = frozenset(edge for t in parts for edge in brought.get(t, ()))
+        number = first + len(found)
+        found.append(Bucket(number, positions, BucketMakers(stage, number, segments, edges), is_sparse=True))
+    return tuple(found)
+
+
+def _makers(
+    split: Split, stage: int, counts: Callable[[Transfer], bool]
+) -> tuple[dict[Tensor, set[tuple[int, int, int]]], dict[Tensor, set[int]]]:
+    """Finds which segments of a stage make each tensor, and which of the transfers that count bring it."""
+    makers: dict[Tensor, set[tuple[int, int, int]]] = {}
+    for when, segment in split.segments_of(stage).items():
+        for tensor in segment.outputs:
+            makers.setdefault(tensor, set()).add(when)
+    brought: dict[Tensor, set[int]] = {}
+    for transfer in split.transfers:
+        if transfer.tensor is not None and split.placement[transfer.dst_chunk] == stage and counts(transfer):
+            brought.setdefault(transfer.tensor, set()).add(transfer.index)
+    return makers, brought
 
 
 def _sizes(split: Split, positions: Sequence[int], known: Mapping[int, int] | None) -> dict[int, int]:

@@ -17,7 +17,16 @@ from smp_tf.pipeline.programs.input_checks import add_input_checks
 from smp_tf.pipeline.programs.reductions import add_reductions
 from smp_tf.pipeline.run.accumulator import Accumulator, fits
 from smp_tf.pipeline.run.early_sums import EarlySums, plan_early_sums
-from smp_tf.pipeline.run.reduction import Bucket, Gradients, Reduce, Reduction, group_gradients, plan_buckets, when_of
+from smp_tf.pipeline.run.reduction import (
+    Bucket,
+    Gradients,
+    Reduce,
+    Reduction,
+    group_gradients,
+    plan_buckets,
+    plan_sparse_buckets,
+    when_of,
+)
 from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.schedules.schedule import add_transfers, program_of
 from smp_tf.pipeline.task import Edge, Program, Task
@@ -107,7 +116,12 @@ def edges_of(split: Split) -> list[Edge]:
 
 
 def buckets_of(
-    split: Split, stages: int, limit: int | None = None, known: Mapping[int, int] | None = None
+    split: Split,
+    stages: int,
+    limit: int | None = None,
+    known: Mapping[int, int] | None = None,
+    sparse: Sequence[tuple[int, ...]] = (),
+    keep: frozenset[int] = frozenset(),
 ) -> list[tuple[Bucket, ...]]:
     """Returns what all stages average together over replicas.
 
@@ -116,9 +130,28 @@ def buckets_of(
         stages: their number.
         limit: bytes with which a bucket is full; None for what is usual.
         known: bytes of gradients, by position among the outputs, where their variables do not say it.
+        sparse: the positions of the parts of each sparse gradient among the outputs.
+        keep: positions of gradient outputs whose value per microbatch is wanted besides their sum.
     """
-    groups = [group_gradients(split, stage, limit, known) for stage in range(stages)]
-    return [plan_buckets(split, stage, own, known) for stage, own in enumerate(groups)]
+    found = []
+    for stage in range(stages):
+        dense = plan_buckets(split, stage, group_gradients(split, stage, limit, known), known)
+        summed = summed_of(split, stage)
+        summed -= {split.outputs[position].tensor for position in keep}
+        found.append((*dense, *plan_sparse_buckets(split, stage, sparse, len(dense), summed)))
+    return found
+
+
+def summed_of(split: Split, stage: int) -> set[Tensor]:
+    """Finds the tensors that a stage makes of which only, or also, the sum over the microbatches is wanted.
+
+    Args:
+        split: the cut step.
+        stage: which stage.
+    """
+    made = {t for segment in split.segments_of(stage).values() for t in segment.outputs}
+    summed = {o.tensor for o in split.outputs if o.is_summed and split.stage_of(o) == stage}
+    return summed | {t for o in split.outputs for t in o.summands if t in made}
 
 
 def build_stage_program(
@@ -138,6 +171,7 @@ def build_stage_program(
     bucket_bytes: int | None = None,
     sums_on: str | None = None,
     checks_inputs: bool = False,
+    sparse: Sequence[tuple[int, ...]] = (),
 ) -> StageProgram:
     """Traces the functions of one stage.
 
@@ -159,14 +193,14 @@ def build_stage_program(
         sums_on: TensorFlow's name of the device where sums over the microbatches are kept; None for where what is
             summed is.
         checks_inputs: whether the ranks of a replica compare their batches.
+        sparse: the positions of the parts of each sparse gradient among the outputs.
 
     Returns:
         The program of this rank.
     """
     segments = split.segments_of(stage)
     made = {t for segment in segments.values() for t in segment.outputs}
-    summed = {o.tensor for o in split.outputs if o.is_summed and split.stage_of(o) == stage}
-    summed |= {t for o in split.outputs for t in o.summands if t in made}
+    summed = summed_of(split, stage)
     kept = frozenset(split.outputs[position].tensor for position in keep) & summed
     # A single microbatch is its own sum.
     accumulators = {
@@ -201,15 +235,15 @@ def build_stage_program(
         program = add_input_checks(program)
     if reduce is not None:
         reduction = Reduction(reduce, number, stage, gradients)
-        of_stages = buckets_of(split, program.stages, bucket_bytes, gradients.nbytes)
+        of_stages = buckets_of(split, program.stages, bucket_bytes, gradients.nbytes, sparse, keep)
         buckets = of_stages[stage]
         program = add_reductions(program, [bucket.makers for each in of_stages for bucket in each])
         is_whole = accumulators.keys() if program.microbatches > 1 else summed & made
         # What XLA compiles gives nothing before it ends.
         early: EarlySums | None = None
         if not xla:
-            tasks = program.ranks[stage]
-            early = plan_early_sums(split, stage, tasks, buckets, is_whole, program=number, device=sums_on)
+            tasks, dense = program.ranks[stage], [bucket for bucket in buckets if not bucket.is_sparse]
+            early = plan_early_sums(split, stage, tasks, dense, is_whole, program=number, device=sums_on)
         if early is not None:
             last = early.task, build(when_of(early.task), early)
     if checks_inputs or reduce is not None:

@@ -17,6 +17,7 @@ from smp_tf.job.program_numbers import know_averaging
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
+from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.planner.request import PlacementRequest
@@ -146,6 +147,18 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
     return AgreedPlan(plan, cut, number, expected_of(graph, step.request, plan, cut) if is_told else None)
 
 
+def sparse_gradients(lowered: Lowered, cut: Split) -> list[tuple[int, ...]]:
+    """Finds the sparse gradients that a step returns: the positions of the parts of each among its outputs.
+
+    Args:
+        lowered: what was read off the trace.
+        cut: the step, cut.
+    """
+    slots = [slot for slot in tf.nest.flatten(lowered.results) if isinstance(slot, OutputSlot)]
+    sparse = [slot.outputs for slot in slots if isinstance(slot.spec, tf.IndexedSlicesSpec)]
+    return [positions for positions in sparse if cut.outputs[positions[0]].is_gradient]
+
+
 def stage_program(
     step: Unplanned, agreed: AgreedPlan, owned: Ownership, reduce: Reduce | None, *, keeps_gradients: bool, xla: bool
 ) -> StageProgram:
@@ -175,4 +188,5 @@ def stage_program(
         gradients=known_gradients(owned.receivers, owned.applied),
         sums_on=device_of_gradients(),
         checks_inputs=runtime.current().config.check_inputs and bool(step.batch.arguments),
+        sparse=sparse_gradients(step.traced.lowered, cut),
     )

@@ -23,8 +23,10 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.step_outputs import Delivery
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
+from smp_tf.pipeline.run.emission import SumSparse
 from smp_tf.pipeline.run.executor import StepResults, emit
 from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
+from smp_tf.pipeline.run.reduction import Bucket
 from smp_tf.pipeline.run.stage_program import StageProgram
 from smp_tf.planning import first_steps
 from smp_tf.recording import record as recording
@@ -230,14 +232,24 @@ class SplitProgram:
         def check(step: tf.Tensor) -> None:
             add_input_check(self.name, self.arguments, tensors, step, program.number, program.ranks, program.stage)
 
-        results = emit(program, slicer, self.lowered.captures, seed, weights, beside=beside, check=check)
+        sparse: dict[int, tf.Tensor] = {}
+        results = emit(
+            program,
+            slicer,
+            self.lowered.captures,
+            seed,
+            weights,
+            beside=beside,
+            check=check,
+            sum_sparse=self._sparse_sums(weights, sparse),
+        )
         if any(output.is_gradient for output in program.split.outputs):
             first_steps.watch(program.number, self.plan, self.expected)
         accumulated, total = results.accumulated, _total(weights)
         if told is not None:
             # By its share of the weight a replica's sum becomes what the plain mean over the replicas is to be made of.
             total = told.total / replicas if program.reduction is None else told.total
-            self._add_sparse(accumulated, results, weights)
+            self._add_sparse(accumulated, results, weights, sparse)
         computed = {
             position: Computed(results.computed, results.buckets.get(position))
             for position, tensor in enumerate(accumulated)
@@ -245,25 +257,36 @@ class SplitProgram:
         }
         return _Flat(results.values, accumulated, weights, total, computed)
 
-    def _add_sparse(self, accumulated: list[Any], results: StepResults, weights: Sequence[Any]) -> None:
-        """Puts the sums of sparse gradients among the others, part by part: over all replicas, or of this one."""
+    def _sparse_sums(self, weights: Sequence[Any], found: dict[int, tf.Tensor]) -> SumSparse:
+        """Returns what writes the sum of a sparse gradient over all replicas; its parts go into a mapping."""
         program, name = self.stage_program, reduction_name(self.known_as)
-        where = results.step, program.number, program.stage
-        bucket = len(program.buckets)
+        slots = {s.outputs: s for s in tf.nest.flatten(self.lowered.results) if isinstance(s, OutputSlot)}
+
+        def write(bucket: Bucket, values: Sequence[list[tf.Tensor]], step: tf.Tensor) -> None:
+            where = step, program.number, program.stage
+            parts = _packed(slots[bucket.positions], values)
+            assert parts is not None
+            begun = begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket.number)
+            sparse = weighted_sum(parts, weights, f"{name}_sparse_{bucket.positions[0]}")
+            summed = tf.nest.flatten(sparse, expand_composites=True)
+            end_reduce(begun, *where, summed, bucket.number)
+            found.update(zip(bucket.positions, summed, strict=True))
+
+        return write
+
+    def _add_sparse(
+        self, accumulated: list[Any], results: StepResults, weights: Sequence[Any], over_replicas: Mapping[int, Any]
+    ) -> None:
+        """Puts the sums of sparse gradients among the others, part by part: over all replicas, or of this one."""
+        program = self.stage_program
         for slot in tf.nest.flatten(self.lowered.results):
             if isinstance(slot, OutputSlot) and isinstance(slot.spec, tf.IndexedSlicesSpec):
-                first = slot.outputs[0]
                 parts = _packed(slot, [results.values[i] for i in slot.outputs])
-                if parts is None or not program.split.outputs[first].is_gradient:
+                if parts is None or not program.split.outputs[slot.outputs[0]].is_gradient:
                     continue
+                summed = [over_replicas[i] for i in slot.outputs] if program.reduction is not None else []
                 if program.reduction is None:
                     summed = tf.nest.flatten(own_weighted_sum(parts, weights), expand_composites=True)
-                else:
-                    begun = begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket)
-                    sparse = weighted_sum(parts, weights, f"{name}_sparse_{first}")
-                    summed = tf.nest.flatten(sparse, expand_composites=True)
-                    end_reduce(begun, *where, summed, bucket)
-                    bucket += 1
                 for i, tensor in zip(slot.outputs, summed, strict=True):
                     accumulated[i] = tensor
 

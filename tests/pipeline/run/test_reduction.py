@@ -26,7 +26,7 @@ from smp_tf.pipeline.run.reduction import (
     parts_of,
     plan_buckets,
 )
-from smp_tf.pipeline.run.stage_program import StageProgram, build_stage_program
+from smp_tf.pipeline.run.stage_program import StageProgram, buckets_of, build_stage_program
 from smp_tf.pipeline.task import Kind
 from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, cut_step, dense_chain
 
@@ -484,3 +484,43 @@ def test_buckets_begin_within_the_last_task_that_makes_gradients_whatever_is_com
     assert program.last is not None
     assert str(program.last[0]) == "0B1"
     assert begun_within(program) == [0, 1, 2]
+
+
+def test_what_is_kept_for_every_microbatch_is_averaged_behind_the_last_one() -> None:
+    """As the parts of a sparse gradient are. Here it is the loss, which the last stage makes and sends to the first."""
+    step = dense_chain(4, 2, 2)
+    # Of the first layer's kernel there is the sum alone.
+    sparse = [(0,), (1,)]
+    found = buckets_of(step.split, 2, sparse=sparse)
+    assert [[bucket.positions for bucket in own if bucket.is_sparse] for own in found] == [[(0,)], [(0,)]]
+    programs = [program_of(step, stage, 1 << 20, sparse=sparse) for stage in range(2)]
+    assert [[str(task) for task in program.tasks if task.kind is Kind.REDUCE] for program in programs] == [
+        ["0REDUCE1", "0REDUCE0"],
+        ["1REDUCE1", "1REDUCE0"],
+    ]
+    [edge] = [t.index for t in step.split.transfers if t.tensor == step.split.outputs[0].tensor]
+    before = [
+        str(task)
+        for program in programs
+        for task, after in itertools.pairwise(program.tasks)
+        if (after.kind, after.bucket) == (Kind.REDUCE, 1)
+    ]
+    assert before == [f"0R{edge}.1", "1F1"]
+
+
+def test_who_sums_a_sparse_gradient_gets_its_parts_of_every_microbatch() -> None:
+    step = dense_chain(2, 1, 2)
+    program = program_of(step, 0, 1 << 20, sparse=[(0,)])
+    told: list[tuple[int, list[int]]] = []
+
+    @tf.function
+    def run(x: tf.Tensor) -> None:
+        parts = tf.split(x, 2)
+        results = emit(
+            program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64), [1, 1],
+            sum_sparse=lambda bucket, values, _: told.append((bucket.number, [len(value) for value in values])),
+        )  # fmt: skip
+        assert 0 not in results.buckets
+
+    run.get_concrete_function(tf.zeros([BATCH, WIDTH]))
+    assert told == [(1, [2])]
