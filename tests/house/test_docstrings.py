@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -92,17 +93,21 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
             yield node.lineno, node.name, text
 
 
-def prose(source: str) -> Iterator[tuple[int, str]]:
-    """Yields the lines of comments and docstrings."""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+@functools.cache
+def prose(source: str) -> list[tuple[int, str]]:
+    """The lines of comments and docstrings."""
+    found = [
+        (token.start[0], token.string)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node, clean=False) or ""
             # The docstring is the first statement.
             first = node.body[0].lineno if text else 0
-            yield from enumerate(text.splitlines(), start=first)
+            found += enumerate(text.splitlines(), start=first)
+    return found
 
 
 def files_of(room: str) -> list[Path]:
