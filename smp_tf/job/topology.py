@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
+from collections.abc import Mapping
 
 from smp_tf.partition.mesh import CommGroup, Mesh, RankType
 
@@ -32,10 +35,10 @@ class Topology:
         """The number of processes."""
         return self.mesh.world_size
 
-    @property
-    def place(self) -> dict[str, int]:
+    @functools.cached_property
+    def place(self) -> Mapping[str, int]:
         """Returns this rank's coordinates, by axis."""
-        return self.mesh.coordinates(self.rank)
+        return types.MappingProxyType(self.mesh.coordinates(self.rank))
 
     @property
     def stage(self) -> int:

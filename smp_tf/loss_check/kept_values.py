@@ -64,7 +64,7 @@ def bring_together(
     firsts = topology.members(CommGroup.RDP_GROUP) if of_all_replicas else (topology.rank,)
     replicas = [topology.mesh.members(CommGroup.PP_GROUP, rank) for rank in firsts]
     to = replicas[0][collector]
-    own_stage = topology.members(CommGroup.PP_GROUP).index(topology.rank)
+    own_stage = topology.stage
     mine = [number for number, stage in enumerate(stages) if stage == own_stage]
     sent = [value for number in mine for value in own[number]]
     if own_stage == collector:

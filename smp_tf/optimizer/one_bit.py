@@ -29,9 +29,11 @@ from smp_tf.job import runtime
 from smp_tf.job.agreement import require_agreement
 from smp_tf.job.exchange import allgather_json
 from smp_tf.partition.mesh import CommGroup
+from smp_tf.partition.spread import Partial
 from smp_tf.replicas import sums as data_parallel
 from smp_tf.replicas import unaveraged
 from smp_tf.replicas.one_bit_errors import ErrorFeedback, Group, errors_per_weight
+from smp_tf.sharding.layouts import layout_of
 
 #: Arguments of Keras's optimizers that change gradients before they are applied.
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -218,7 +220,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         Raises:
             StepError: it should, and does not.
         """
-        if not unaveraged.are_left():
+        if not isinstance(layout_of(variable).gradient, Partial):
             return False
         key = self._var_key(variable)
         if key not in self._averaged:

@@ -12,7 +12,8 @@ from typing import Any
 from smp_tf.job import runtime
 from smp_tf.keras import optimizer_slots
 from smp_tf.partition.layout import Layout
-from smp_tf.partition.spread import EVERYWHERE, Place, Spread
+from smp_tf.partition.spread import EVERYWHERE, Partial, Place, Spread
+from smp_tf.replicas import unaveraged
 from smp_tf.variables import store as variables
 
 
@@ -45,9 +46,12 @@ def layout_of(variable: Any) -> Layout:
     Args:
         variable: any variable; one of the script's own is on all ranks.
     """
-    if variables.store_of(variable) is None:
-        return Layout()
-    layout = variables.storage_of(variable).layout
+    store = variables.store_of(variable)
+    state = store.state(variable) if store is not None else None
+    layout = Layout() if state is None else state.storage.layout
+    if unaveraged.are_left():
+        # The optimizer averages, or what it makes of gradients.
+        return dataclasses.replace(layout, gradient=Partial("D"), slots=EVERYWHERE)
     if layout.slots == EVERYWHERE:
         return layout
     if not are_shared() or layout.slots.places != count():
