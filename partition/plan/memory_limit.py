@@ -114,15 +114,7 @@ def _exactly(count: int) -> str:
 
 
 def _parts(row: StageForecast) -> str:
-    parts = {
-        "weights": row.weight_bytes,
-        "gradients": row.gradient_bytes,
-        "slots": row.slot_bytes,
-        "stash": row.stash_bytes,
-        "transport": row.transport_bytes,
-        "work": row.working_bytes,
-    }
-    words = ", ".join(f"{name} {as_bytes(count)}" for name, count in parts.items() if count) or "nothing"
+    words = ", ".join(f"{name} {as_bytes(count)}" for name, count in row.memory.uses.items() if count) or "nothing"
     return f"{words}; of these, {as_bytes(row.host_bytes)} on the host" if row.host_bytes else words
 
 

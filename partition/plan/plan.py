@@ -19,76 +19,13 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Chunks, Placement
 from smp_tf.partition.place.slot_shares import Sized, fullest_share
 from smp_tf.partition.plan.json_record import record_from
+from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic, Use
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
 
-VERSION = 3
+VERSION = 4
 #: No plan is larger: a thousand layers and their variables take about 0.3 MiB.
 MAX_BYTES = 16 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class StageForecast:
-    """What one stage is expected to hold, to do and to send.
-
-    Args:
-        units: number of units.
-        parameters: numbers in the trainable and other variables it owns.
-        weight_bytes: bytes of those, and of its copies of other stages' variables.
-        gradient_bytes: bytes in which gradients are accumulated.
-        slot_bytes: bytes of optimizer slots; where replicas share them, of those of the replica that has most.
-        in_flight: microbatches whose stash it holds at once, of each of its chunks.
-        stash_bytes: bytes of all of these.
-        transport_bytes: bytes of what was received and is not read yet, of what is not sent yet, and of what gradients
-            are averaged through; 0 before the cut.
-        working_bytes: bytes of the batch and of tensors that live within one task only; 0 before the cut.
-        time_share: its share of the compute time of all stages, 0 to 1.
-        sent_forward, sent_backward: bytes per microbatch to later and to earlier chunks.
-        messages_forward, messages_backward: tensors per microbatch to later and to earlier chunks.
-        largest: the unit that has most of what is balanced, among those of the stage.
-        largest_share: its share of that, 0 to 1.
-        gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
-    """
-
-    units: int
-    parameters: int
-    weight_bytes: int
-    gradient_bytes: int
-    slot_bytes: int
-    in_flight: int
-    stash_bytes: int
-    transport_bytes: int
-    working_bytes: int
-    time_share: float
-    sent_forward: int
-    sent_backward: int
-    messages_forward: int
-    messages_backward: int
-    largest: str = ""
-    largest_share: float = 0.0
-    gradients_on_host: bool = False
-    slots_on_host: bool = False
-
-    @property
-    def stored_bytes(self) -> int:
-        """All bytes it holds at its fullest."""
-        return self.constant_bytes + self.stash_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Those of them in the host's memory instead of the device's."""
-        return self.gradients_on_host * self.gradient_bytes + self.slots_on_host * self.slot_bytes
-
-    @property
-    def device_bytes(self) -> int:
-        """Those of them in the device's memory."""
-        return self.stored_bytes - self.host_bytes
-
-    @property
-    def constant_bytes(self) -> int:
-        """Those that do not follow the microbatches under way."""
-        stored = self.weight_bytes + self.gradient_bytes + self.slot_bytes
-        return stored + self.transport_bytes + self.working_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,38 +244,86 @@ def _forecast(
     slot_shares: int,
 ) -> tuple[StageForecast, ...]:
     """Returns the costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
-    stages, in_flight = chunks.stages, chunks.in_flight
-    stage_of, chunk_of = solution.stage_of, solution.chunk_of
-    sums: dict[str, list[float]] = {
-        name: [0.0] * stages for name in ("weight", "gradient", "time", "parameter", "unit")
-    }
-    trained = {gradient.variable for gradient in graph.gradients}
-    shared: list[list[Sized]] = [[] for _ in range(stages)]
-    slots: list[list[float]] = [[] for _ in range(stages)]
-    stash_of = [0.0] * len(chunks.placement)
-    sent = {True: [[0, 0.0] for _ in range(stages)], False: [[0, 0.0] for _ in range(stages)]}
+    stages, stage_of = chunks.stages, solution.stage_of
+    times, units = [0.0] * stages, [0] * stages
     for unit, cost in enumerate(costs.units):
-        sums["time"][stage_of[unit]] += (cost.time_forward + cost.time_backward) / speed[stage_of[unit]]
-        sums["unit"][stage_of[unit]] += 1
+        times[stage_of[unit]] += (cost.time_forward + cost.time_backward) / speed[stage_of[unit]]
+        units[stage_of[unit]] += 1
+    whole = sum(times) or 1.0
+    stash_of = [0.0] * len(chunks.placement)
+    for stash in costs.stashes:
+        for chunk in {solution.chunk_of[r] for r in stash.readers}:
+            stash_of[chunk] += stash.nbytes
+    stored = _stored(graph, costs, solution, owner_of, chunks, slot_shares)
+    parameters = _parameters(graph, costs, owner_of, chunks)
+    held, traffic = chunks.stash(stash_of), _traffic(costs, solution, stages)
+    return tuple(
+        StageForecast(
+            units[r],
+            parameters[r],
+            stored[r] | {Use.STASH: int(held[r])},
+            chunks.in_flight[r],
+            round(times[r] / whole, 4),
+            traffic[r],
+            *largest[r],
+        )
+        for r in range(stages)
+    )
+
+
+def _parameters(graph: OpGraph, costs: Costs, owner_of: Mapping[int, int], chunks: Chunks) -> list[int]:
+    """Returns how many numbers are in the variables that each stage owns."""
+    counts = [0] * chunks.stages
+    for weight in costs.weights:
+        shape = graph.variables[weight.variable].type.shape or ()
+        counts[chunks.placement[owner_of[weight.variable]]] += math.prod(dim or 1 for dim in shape)
+    return counts
+
+
+def _stored(
+    graph: OpGraph,
+    costs: Costs,
+    solution: Placement,
+    owner_of: Mapping[int, int],
+    chunks: Chunks,
+    slot_shares: int,
+) -> list[Memory]:
+    """Returns the bytes of weights, gradients and slots of each stage."""
+    stages = range(chunks.stages)
+    weights, gradients = [0.0 for _ in stages], [0.0 for _ in stages]
+    shared: list[list[Sized]] = [[] for _ in stages]
+    slots: list[list[float]] = [[] for _ in stages]
+    trained = {gradient.variable for gradient in graph.gradients}
     for weight in costs.weights:
         owner = chunks.placement[owner_of[weight.variable]]
-        shape = graph.variables[weight.variable].type.shape or ()
-        count = 1
-        for dim in shape:
-            count *= dim or 1
-        sums["parameter"][owner] += count
         if weight.variable in trained:
+            shape = graph.variables[weight.variable].type.shape or ()
             # One whose shape is open is not cut.
             rows = shape[0] if shape and None not in shape else None
             shared[owner].append(Sized(weight.value, rows or 1))
             slots[owner].append(weight.slots * slot_shares)
-        for stage in {owner} | {stage_of[u] for u in weight.users}:
-            sums["weight"][stage] += weight.value
-            sums["gradient"][stage] += weight.gradient
-    for stash in costs.stashes:
-        for chunk in {solution.chunk_of[r] for r in stash.readers}:
-            stash_of[chunk] += stash.nbytes
-    held = chunks.stash(stash_of)
+        for stage in {owner} | {solution.stage_of[u] for u in weight.users}:
+            weights[stage] += weight.value
+            gradients[stage] += weight.gradient
+    on_host = (Use.GRADIENTS,) * any(weight.is_gradient_on_host for weight in costs.weights)
+    on_host += (Use.SLOTS,) * any(weight.are_slots_on_host for weight in costs.weights)
+    return [
+        Memory(
+            {
+                Use.WEIGHTS: int(weights[r]),
+                Use.GRADIENTS: int(gradients[r]),
+                Use.SLOTS: round(fullest_share(shared[r], slots[r], slot_shares)),
+            },
+            on_host,
+        )
+        for r in stages
+    ]
+
+
+def _traffic(costs: Costs, solution: Placement, stages: int) -> list[Traffic]:
+    """Returns what each stage sends, estimated before the cut."""
+    stage_of, chunk_of = solution.stage_of, solution.chunk_of
+    sent = {True: [[0, 0.0] for _ in range(stages)], False: [[0, 0.0] for _ in range(stages)]}
     for flow in costs.flows:
         source = stage_of[flow.producer]
         for target in {stage_of[c] for c in flow.consumers} - {source}:
@@ -346,30 +331,10 @@ def _forecast(
             ahead = first > chunk_of[flow.producer]
             sent[ahead][source][0] += 1
             sent[ahead][source][1] += flow.nbytes
-    whole = sum(sums["time"]) or 1.0
-    return tuple(
-        StageForecast(
-            units=int(sums["unit"][r]),
-            parameters=int(sums["parameter"][r]),
-            weight_bytes=int(sums["weight"][r]),
-            gradient_bytes=int(sums["gradient"][r]),
-            slot_bytes=round(fullest_share(shared[r], slots[r], slot_shares)),
-            in_flight=in_flight[r],
-            stash_bytes=int(held[r]),
-            transport_bytes=0,
-            working_bytes=0,
-            time_share=round(sums["time"][r] / whole, 4),
-            sent_forward=int(sent[True][r][1]),
-            sent_backward=int(sent[False][r][1]),
-            messages_forward=int(sent[True][r][0]),
-            messages_backward=int(sent[False][r][0]),
-            largest=largest[r][0],
-            largest_share=largest[r][1],
-            gradients_on_host=any(weight.is_gradient_on_host for weight in costs.weights),
-            slots_on_host=any(weight.are_slots_on_host for weight in costs.weights),
-        )
+    return [
+        Traffic(int(sent[True][r][1]), int(sent[False][r][1]), int(sent[True][r][0]), int(sent[False][r][0]))
         for r in range(stages)
-    )
+    ]
 
 
 def _largest(

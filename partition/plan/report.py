@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from smp_tf.partition.plan.plan import Plan, StageForecast, as_bytes
+from smp_tf.partition.plan.plan import Plan, as_bytes
+from smp_tf.partition.plan.stage_forecast import StageForecast
 from smp_tf.partition.units.units import AFTER_MODEL
 
 #: A gap that rounds to 0.0 % is none.
@@ -83,8 +84,8 @@ def sent(row: StageForecast) -> str:
     Args:
         row: the stage's forecast.
     """
-    lines = [f"{as_bytes(row.sent_forward)} →"] * (row.sent_forward > 0)
-    lines += [f"← {as_bytes(row.sent_backward)}"] * (row.sent_backward > 0)
+    lines = [f"{as_bytes(row.traffic.sent_forward)} →"] * (row.traffic.sent_forward > 0)
+    lines += [f"← {as_bytes(row.traffic.sent_backward)}"] * (row.traffic.sent_backward > 0)
     return "\n".join(lines) or "-"
 
 

@@ -12,7 +12,8 @@ import dataclasses
 from collections.abc import Iterable
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
-from smp_tf.partition.plan.plan import Plan, StageForecast
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.plan.stage_forecast import StageForecast, Traffic, Use
 from smp_tf.partition.split.split import Split
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.updates_at_once import most_at_once
@@ -51,7 +52,8 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
     for stage, row in enumerate(plan.forecast):
         made = optimizer_bytes(stage, row, done, in_buckets=request.storage.replicas > 1)
         exact.append(_exact(stage, row, done, held[stage], made, batch, samples))
-    forecast = tuple(dataclasses.replace(row, transport_bytes=row.transport_bytes + averaging) for row in exact)
+    more = {Use.TRANSPORT: averaging}
+    forecast = tuple(dataclasses.replace(row, memory=row.memory + more) for row in exact)
     return dataclasses.replace(plan, forecast=forecast)
 
 
@@ -115,12 +117,14 @@ def _exact(
     # The optimizer works when the stash is gone.
     working = batch + max(held.working, made - held.stash - held.transport)
     return dataclasses.replace(
-        row,
-        stash_bytes=held.stash,
-        transport_bytes=held.transport,
-        working_bytes=working + rounding_bytes(held.stash + held.transport + working),
-        sent_forward=nbytes(t.tensor for t in forward),
-        sent_backward=nbytes(t.tensor for t in backward),
-        messages_forward=len(forward),
-        messages_backward=len(backward),
+        row.with_memory(
+            {
+                Use.STASH: held.stash,
+                Use.TRANSPORT: held.transport,
+                Use.WORK: working + rounding_bytes(held.stash + held.transport + working),
+            }
+        ),
+        traffic=Traffic(
+            nbytes(t.tensor for t in forward), nbytes(t.tensor for t in backward), len(forward), len(backward)
+        ),
     )

@@ -30,7 +30,8 @@ from smp_tf.job.channel import tag_of
 from smp_tf.job.topology import Topology
 from smp_tf.keras.optimizer_slots import slot_bytes_here
 from smp_tf.partition.mesh import CommGroup
-from smp_tf.partition.plan.plan import Plan, StageForecast, as_bytes
+from smp_tf.partition.plan.plan import Plan, as_bytes
+from smp_tf.partition.plan.stage_forecast import StageForecast, Use
 from smp_tf.variables.fetch import WRITER
 
 if TYPE_CHECKING:
@@ -188,4 +189,4 @@ def _step_in_words(seconds: float, expected: Expected | None) -> str:
 
 def with_slots(row: StageForecast, slots: int) -> StageForecast:
     """Returns the forecast with the slots that an optimizer has, where the plan could only assume some."""
-    return dataclasses.replace(row, slot_bytes=slots)
+    return row.with_memory({Use.SLOTS: slots})

@@ -10,6 +10,7 @@ from pathlib import Path
 from smp_tf.errors import MemoryLimitError
 from smp_tf.job.topology import Topology
 from smp_tf.partition.plan.plan import Plan, as_bytes
+from smp_tf.partition.plan.stage_forecast import Use
 
 #: Where the kernel's control groups are, and what each may use.
 _GROUPS = Path("/sys/fs/cgroup")
@@ -47,7 +48,7 @@ def require_host_memory(plan: Plan, topology: Topology, whole: int, *, knows_slo
     if not any(row.host_bytes for row in plan.forecast):
         return
     if not knows_slots:
-        rows = (dataclasses.replace(row, slot_bytes=0) for row in plan.forecast)
+        rows = (row.with_memory({Use.SLOTS: 0}) for row in plan.forecast)
         plan = dataclasses.replace(plan, forecast=tuple(rows))
     host = topology.hosts[topology.rank]
     needed = {

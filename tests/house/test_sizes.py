@@ -33,8 +33,6 @@ TO_BE_MENDED: list[str] = [
     "call partition/place/place.py _where_no_cut_fits DagProblem",
     "parameters partition/plan/plan.py make_plan",
     "call partition/plan/plan.py make_plan Plan",
-    "lines partition/plan/plan.py _forecast",
-    "call partition/plan/plan.py _forecast StageForecast",
     "call partition/plan/plan_file.py to_store StoredPlan",
     "call partition/split/split.py _Splitter._segment Segment",
     "call partition/units/cost.py estimate UnitCost",

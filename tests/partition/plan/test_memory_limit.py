@@ -10,6 +10,7 @@ import pytest
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.memory_limit import enough, excess, too_large
+from smp_tf.partition.plan.stage_forecast import Use
 from tests.partition.plan.test_plan import small_plan
 
 # Both stages of the small plan need 2624 bytes.
@@ -19,12 +20,12 @@ def test_the_excess_is_that_of_the_fullest_stage() -> None:
     assert excess(small_plan(), (2624, None)) == 0
     assert excess(small_plan(), (2500, 2000)) == 624
     first, last = small_plan().forecast
-    assert excess(small_plan(forecast=(first, dataclasses.replace(last, working_bytes=100))), (2624,) * 2) == 36
+    assert excess(small_plan(forecast=(first, last.with_memory({Use.WORK: 100}))), (2624,) * 2) == 36
 
 
 def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
     first, last = small_plan().forecast
-    plan = small_plan(forecast=(first, dataclasses.replace(last, slot_bytes=0)))
+    plan = small_plan(forecast=(first, last.with_memory({Use.SLOTS: 0})))
     error = too_large(plan, Ranks.alike(2, 2048), ["3 partitions", "a memory_limit of 2.6 KiB"])
     assert isinstance(error, PlacementError)
     assert str(error).splitlines() == [
@@ -39,7 +40,7 @@ def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
 
 
 def test_what_is_on_the_host_is_not_limited_but_told() -> None:
-    rows = tuple(dataclasses.replace(row, gradients_on_host=True) for row in small_plan().forecast)
+    rows = tuple(row.with_on_host(Use.GRADIENTS) for row in small_plan().forecast)
     plan = small_plan(forecast=rows)
     assert excess(plan, (2112, 2112)) == 0
     error = too_large(plan, Ranks.alike(2, 2000))
@@ -51,16 +52,18 @@ def test_what_is_on_the_host_is_not_limited_but_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "changes", "advice"),
+    ("row", "memory", "changes", "advice"),
     [
-        ({"units": 1, "stash_bytes": 0, "working_bytes": 0}, {}, "What would help: a higher memory_limit."),
-        ({"units": 1, "stash_bytes": 0}, {}, "What would help: smaller microbatches"),
-        ({"in_flight": 8}, {"schedule": "simple"}, 'pipeline "interleaved", which keeps the stash of fewer'),
+        ({"units": 1}, {Use.STASH: 0, Use.WORK: 0}, {}, "What would help: a higher memory_limit."),
+        ({"units": 1}, {Use.STASH: 0}, {}, "What would help: smaller microbatches"),
+        ({"in_flight": 8}, {}, {"schedule": "simple"}, 'pipeline "interleaved", which keeps the stash of fewer'),
     ],
 )
-def test_only_what_can_help_is_advised(row: dict[str, Any], changes: dict[str, Any], advice: str) -> None:
+def test_only_what_can_help_is_advised(
+    row: dict[str, Any], memory: dict[Use, int], changes: dict[str, Any], advice: str
+) -> None:
     first, _ = small_plan().forecast
-    plan = small_plan(**changes, forecast=(dataclasses.replace(first, **row),) * 2)
+    plan = small_plan(**changes, forecast=(dataclasses.replace(first, **row).with_memory(memory),) * 2)
     said = str(too_large(plan, Ranks.alike(2, 1)))
     assert advice in said
     assert ("more partitions" in said) == ("units" not in row)
@@ -98,9 +101,7 @@ def test_ranks_that_differ_are_told_with_what_limits_each() -> None:
 
 
 def test_what_a_file_says_and_what_horovod_takes_is_not_advised_away() -> None:
-    rows = tuple(
-        dataclasses.replace(row, stash_bytes=0, working_bytes=0, transport_bytes=1000) for row in small_plan().forecast
-    )
+    rows = tuple(row.with_memory({Use.STASH: 0, Use.WORK: 0, Use.TRANSPORT: 1000}) for row in small_plan().forecast)
     said = str(too_large(small_plan(forecast=rows), Ranks.alike(2, 1), averaging=1000, is_given=True)).splitlines()[-1]
     assert said == (
         "What would help: a smaller HOROVOD_FUSION_THRESHOLD, or one replica: 1000 B are Horovod's, to average in; a "

@@ -11,15 +11,17 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.placement import Chain, Chunks
 from smp_tf.partition.place.solve_chain import solve_chain
-from smp_tf.partition.plan.plan import MAX_BYTES, Plan, SharedVariable, StageForecast, as_bytes, make_plan
+from smp_tf.partition.plan.plan import MAX_BYTES, Plan, SharedVariable, as_bytes, make_plan
 from smp_tf.partition.plan.report import layer_names, reasons, render
+from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic, Use
 from smp_tf.partition.units.cost import estimate
 from smp_tf.partition.units.units import build_units
 from tests.partition.op_graph_builder import chain_of_dense
 
 
 def small_plan(**changes: Any) -> Plan:
-    row = StageForecast(2, 128, 512, 512, 1024, 2, 512, 0, 64, 0.5, 128, 0, 1, 0)
+    memory = {Use.WEIGHTS: 512, Use.GRADIENTS: 512, Use.SLOTS: 1024, Use.STASH: 512, Use.WORK: 64}
+    row = StageForecast(2, 128, Memory(dict(memory)), 2, 0.5, Traffic(128, 0, 1, 0))
     plan = Plan(
         stages=2,
         microbatches=4,
@@ -35,7 +37,7 @@ def small_plan(**changes: Any) -> Plan:
         },
         owners={"net/embedding/table": 0},
         shared=(SharedVariable("net/embedding/table", 0, (1,), 3 * 2**20),),
-        forecast=(row, dataclasses.replace(row, in_flight=1, sent_forward=0, sent_backward=2048)),
+        forecast=(row, dataclasses.replace(row, in_flight=1, traffic=Traffic(0, 2048, 1, 0))),
         defaulted=("Frobnicate",),
         reasons=(),
     )
@@ -52,7 +54,7 @@ def test_a_plan_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 99}, "reads plans of version 3. Received: version 99"),
+        ({"version": 99}, "reads plans of version 4. Received: version 99"),
         ({"stages": "2"}, "'stages' of the plan must be a whole number. Received: the text \"2\""),
         ({"stages": True}, "'stages' of the plan must be a whole number. Received: true"),
         ({"units": {"net": 5}}, "must name chunks 0 to 1. Received: 5"),
@@ -167,23 +169,15 @@ def test_the_forecast_counts_what_the_stages_hold_and_send() -> None:
     assert first == StageForecast(
         units=2,
         parameters=128,
-        weight_bytes=512,
-        gradient_bytes=512,
-        slot_bytes=1024,
+        memory=Memory({Use.WEIGHTS: 512, Use.GRADIENTS: 512, Use.SLOTS: 1024, Use.STASH: 2 * 2 * 128}),
         in_flight=2,
-        stash_bytes=2 * 2 * 128,
-        transport_bytes=0,
-        working_bytes=0,
         time_share=first.time_share,
-        sent_forward=128,
-        sent_backward=0,
-        messages_forward=1,
-        messages_backward=0,
+        traffic=Traffic(sent_forward=128, sent_backward=0, messages_forward=1, messages_backward=0),
         largest="net/dense_1",
         largest_share=0.5455,
     )
     assert (last.in_flight, last.stash_bytes, last.units) == (1, 3 * 128, 3)
-    assert (last.sent_forward, last.sent_backward, last.messages_backward) == (0, 128, 1)
+    assert last.traffic == Traffic(sent_forward=0, sent_backward=128, messages_forward=0, messages_backward=1)
     assert first.time_share + last.time_share == pytest.approx(1.0, abs=1e-3)
     assert first.stored_bytes == 512 + 512 + 1024 + 512
 
@@ -191,9 +185,9 @@ def test_the_forecast_counts_what_the_stages_hold_and_send() -> None:
 def test_what_is_on_the_host_is_not_on_the_device() -> None:
     row, _ = small_plan().forecast
     assert (row.host_bytes, row.device_bytes, row.stored_bytes) == (0, 2624, 2624)
-    gradients = dataclasses.replace(row, gradients_on_host=True)
+    gradients = row.with_on_host(Use.GRADIENTS)
     assert (gradients.host_bytes, gradients.device_bytes, gradients.stored_bytes) == (512, 2112, 2624)
-    both = dataclasses.replace(gradients, slots_on_host=True)
+    both = row.with_on_host(Use.GRADIENTS, Use.SLOTS)
     assert (both.host_bytes, both.device_bytes, both.stored_bytes) == (1536, 1088, 2624)
 
 
@@ -210,7 +204,7 @@ def test_the_fullest_stage_is_named_with_the_unit_that_fills_it() -> None:
         f"stage 1 takes the longest, {plan.forecast[1].time_share:.0%} of the compute time; net/dense_1 is alone there",
     )
     first, last = small_plan().forecast
-    last = dataclasses.replace(last, units=3, stash_bytes=2**20, largest="block_1", largest_share=0.9)
+    last = dataclasses.replace(last, units=3, largest="block_1", largest_share=0.9).with_memory({Use.STASH: 2**20})
     assert reasons(small_plan(forecast=(first, last), reasons=("because",))) == (
         "stage 1 stores the most, 1.0 MiB; block_1 alone is 90% of what layers keep there",
         "because",

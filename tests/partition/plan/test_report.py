@@ -7,13 +7,24 @@ from typing import Any
 
 import pytest
 
-from smp_tf.partition.plan.plan import Plan, SharedVariable, StageForecast
+from smp_tf.partition.plan.plan import Plan, SharedVariable
 from smp_tf.partition.plan.report import layer_names, render
+from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic, Use
 
 
 def row(**values: Any) -> StageForecast:
     """A stage's forecast, with 0 for what is not given."""
-    return StageForecast(**{field.name: values.get(field.name, 0) for field in dataclasses.fields(StageForecast)})
+    names = {
+        "weight_bytes": Use.WEIGHTS,
+        "gradient_bytes": Use.GRADIENTS,
+        "slot_bytes": Use.SLOTS,
+        "stash_bytes": Use.STASH,
+    }
+    memory = Memory({use: values.pop(name, 0) for name, use in names.items()}, values.pop("on_host", ()))
+    sent = ("sent_forward", "sent_backward", "messages_forward", "messages_backward")
+    traffic = Traffic(**{name: values.pop(name, 0) for name in sent})
+    plain = {name: values.get(name, 0) for name in ("units", "parameters", "in_flight", "time_share", "largest_share")}
+    return StageForecast(memory=memory, traffic=traffic, **plain)
 
 
 def plan_of(*rows: StageForecast, **changes: Any) -> Plan:
@@ -162,8 +173,9 @@ def test_layers_are_named_in_a_few_words(units: dict[str, int], names: list[str]
     ],
 )
 def test_what_is_on_the_host_is_told_below_and_is_not_in_the_table(slots: bool, said: str) -> None:
-    first = row(weight_bytes=4096, gradient_bytes=3072, slot_bytes=2048, gradients_on_host=True, slots_on_host=slots)
-    last = row(weight_bytes=1024, gradient_bytes=1024, gradients_on_host=True, slots_on_host=slots)
+    on_host = (Use.GRADIENTS, Use.SLOTS) if slots else (Use.GRADIENTS,)
+    first = row(weight_bytes=4096, gradient_bytes=3072, slot_bytes=2048, on_host=on_host)
+    last = row(weight_bytes=1024, gradient_bytes=1024, on_host=on_host)
     text = render(plan_of(first, last), width=120)
     assert [line[5] for line in cells(text)[::2]] == ["4.0 KiB" if slots else "6.0 KiB", "1.0 KiB"]
     assert [line for line in below(text) if line.startswith(said)]

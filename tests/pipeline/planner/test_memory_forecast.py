@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from smp_tf.partition.plan.stage_forecast import Use
 from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.memory_forecast import optimizer_bytes, with_exact_transfers
 from smp_tf.pipeline.planner.proposal import propose
@@ -52,9 +53,9 @@ def test_an_optimizer_makes_something_for_few_weights_at_a_time(width: int, laye
     rows = plan.forecast
     assert [optimizer_bytes(stage, row, done, in_buckets=False) for stage, row in enumerate(rows)] == made
     # What is averaged on the host comes back beside it, unless it is used there.
-    on_host = dataclasses.replace(rows[0], gradients_on_host=True)
+    on_host = rows[0].with_on_host(Use.GRADIENTS)
     assert optimizer_bytes(0, on_host, done, in_buckets=False) == made[0] + on_host.gradient_bytes
-    assert optimizer_bytes(0, dataclasses.replace(on_host, slots_on_host=True), done, in_buckets=False) == made[0]
+    assert optimizer_bytes(0, rows[0].with_on_host(Use.GRADIENTS, Use.SLOTS), done, in_buckets=False) == made[0]
     # Buckets of gradients do not wait for each other.
     assert optimizer_bytes(0, rows[0], done, in_buckets=True) == rows[0].gradient_bytes
 

@@ -60,7 +60,7 @@ def test_a_functional_model_is_planned_by_its_own_inputs(keras_defaults: None) -
     assert [row.weight_bytes for row in made.plan.forecast] == [2 * 4 * 72] * 2
     assert [row.slot_bytes for row in made.plan.forecast] == [2 * 2 * 4 * 72] * 2
     # A microbatch of four samples.
-    assert made.plan.forecast[0].sent_forward == 4 * 8 * 4
+    assert made.plan.forecast[0].traffic.sent_forward == 4 * 8 * 4
     # And the loss, which every rank has.
     assert made.plan.forecast[1].sent_backward == 4 * 8 * 4 + 4
     assert not smp.is_initialized()

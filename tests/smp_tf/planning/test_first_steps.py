@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from smp_tf.errors import PeerError
 from smp_tf.job import at_shutdown, runtime
 from smp_tf.job.topology import Topology
 from smp_tf.partition.mesh import Mesh
+from smp_tf.partition.plan.stage_forecast import Use
 from smp_tf.planning import first_steps
 from smp_tf.planning.first_steps import Expected, RankMemory, render
 from tests.partition.plan.test_plan import small_plan
@@ -22,7 +22,7 @@ MIB = 2**20
 
 def test_the_forecast_stands_beside_what_was_measured_with_the_slots_that_there_are() -> None:
     first, last = small_plan().forecast
-    rows = dataclasses.replace(first, weight_bytes=3 * MIB), dataclasses.replace(last, weight_bytes=5 * MIB)
+    rows = first.with_memory({Use.WEIGHTS: 3 * MIB}), last.with_memory({Use.WEIGHTS: 5 * MIB})
     found = {0: RankMemory(4 * MIB, MIB), 1: RankMemory(None, 0)}
     assert render(small_plan(forecast=rows), found, 0.5, Expected(0.45, True)).splitlines() == [
         "memory after the first steps",
@@ -37,7 +37,7 @@ def test_the_forecast_stands_beside_what_was_measured_with_the_slots_that_there_
 
 
 def test_what_is_on_the_host_is_not_in_the_forecast_of_a_device() -> None:
-    rows = tuple(dataclasses.replace(row, slots_on_host=True) for row in small_plan().forecast)
+    rows = tuple(row.with_on_host(Use.SLOTS) for row in small_plan().forecast)
     found = {0: RankMemory(4 * MIB, MIB), 1: RankMemory(4 * MIB, MIB)}
     lines = render(small_plan(forecast=rows), found, 0.5).splitlines()
     assert [line.split("│")[3].strip() for line in lines[4:6]] == ["1.6 KiB"] * 2

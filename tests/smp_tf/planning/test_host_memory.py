@@ -12,6 +12,7 @@ from smp_tf.errors import MemoryLimitError
 from smp_tf.job.topology import Topology
 from smp_tf.partition.mesh import Mesh
 from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.plan.stage_forecast import Use
 from smp_tf.planning import host_memory
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
 from tests.partition.plan.test_plan import small_plan
@@ -23,7 +24,7 @@ TOPOLOGY = Topology(Mesh(4, 2), 0, 0, 3, ("a", "a", "a", "b"), (11, 12, 13, 14))
 def offloaded(*, slots: bool) -> Plan:
     """Of each stage, 512 bytes of gradients and 1024 of slots are on the host, or only the former."""
     rows = small_plan().forecast
-    kept = (dataclasses.replace(row, gradients_on_host=True, slots_on_host=slots) for row in rows)
+    kept = (row.with_on_host(*((Use.GRADIENTS, Use.SLOTS) if slots else (Use.GRADIENTS,))) for row in rows)
     return small_plan(forecast=tuple(kept))
 
 

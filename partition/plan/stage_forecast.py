@@ -1,0 +1,184 @@
+"""What one stage is forecast to hold, to do and to send."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class Use(enum.StrEnum):
+    """What a stage's memory is used for."""
+
+    #: Its variables, and its copies of other stages' variables.
+    WEIGHTS = "weights"
+    #: What gradients are accumulated in.
+    GRADIENTS = "gradients"
+    #: The optimizer's slots; where replicas share them, those of the replica that has most.
+    SLOTS = "slots"
+    #: What forward keeps for backward, of all microbatches that are under way.
+    STASH = "stash"
+    #: What was received and is not read yet, what is not sent yet, and what gradients are averaged through; 0 before
+    #: the cut.
+    TRANSPORT = "transport"
+    #: The batch, and tensors that live within one task only; 0 before the cut.
+    WORK = "work"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by what they are used for.
+
+    Args:
+        bytes: by use; a use that is not given has none.
+        on_host: the uses that are in the host's memory instead of the device's.
+    """
+
+    bytes: dict[str, int]
+    on_host: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bytes", {use: self.bytes.get(use, 0) for use in Use})
+
+    def __getitem__(self, use: Use) -> int:
+        return self.bytes[use]
+
+    def __add__(self, other: Mapping[Use, int]) -> Memory:
+        """Returns the memory with more bytes of some uses."""
+        return dataclasses.replace(self, bytes={use: count + other.get(use, 0) for use, count in self.uses.items()})
+
+    def __or__(self, other: Mapping[Use, int]) -> Memory:
+        """Returns the memory with other bytes of some uses."""
+        return dataclasses.replace(self, bytes={use: other.get(use, count) for use, count in self.uses.items()})
+
+    @property
+    def uses(self) -> Mapping[Use, int]:
+        """The bytes by use."""
+        return {use: self.bytes[use] for use in Use}
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self.bytes.values())
+
+    @property
+    def host(self) -> int:
+        """The bytes in the host's memory."""
+        return sum(self.bytes[use] for use in self.on_host)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a stage sends, per microbatch.
+
+    Args:
+        sent_forward, sent_backward: bytes to later and to earlier chunks.
+        messages_forward, messages_backward: tensors to later and to earlier chunks.
+    """
+
+    sent_forward: int = 0
+    sent_backward: int = 0
+    messages_forward: int = 0
+    messages_backward: int = 0
+
+
+@dataclass(frozen=True)
+class StageForecast:
+    """What one stage is expected to hold, to do and to send.
+
+    Args:
+        units: number of units.
+        parameters: numbers in the trainable and other variables it owns.
+        memory: the bytes it holds.
+        in_flight: microbatches whose stash it holds at once, of each of its chunks.
+        time_share: its share of the compute time of all stages, 0 to 1.
+        traffic: what it sends.
+        largest: the unit that has most of what is balanced, among those of the stage.
+        largest_share: its share of that, 0 to 1.
+    """
+
+    units: int
+    parameters: int
+    memory: Memory
+    in_flight: int
+    time_share: float
+    traffic: Traffic
+    largest: str = ""
+    largest_share: float = 0.0
+
+    def with_memory(self, memory: Mapping[Use, int]) -> StageForecast:
+        """Returns the forecast with other bytes of some uses.
+
+        Args:
+            memory: the bytes by use.
+        """
+        return dataclasses.replace(self, memory=self.memory | memory)
+
+    def with_on_host(self, *uses: Use) -> StageForecast:
+        """Returns the forecast with some uses in the host's memory, and no others.
+
+        Args:
+            uses: which.
+        """
+        return dataclasses.replace(self, memory=dataclasses.replace(self.memory, on_host=uses))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of variables."""
+        return self.memory[Use.WEIGHTS]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes in which gradients are accumulated."""
+        return self.memory[Use.GRADIENTS]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of optimizer slots."""
+        return self.memory[Use.SLOTS]
+
+    @property
+    def stash_bytes(self) -> int:
+        """Bytes of the stash of all microbatches under way."""
+        return self.memory[Use.STASH]
+
+    @property
+    def transport_bytes(self) -> int:
+        """Bytes on their way between ranks."""
+        return self.memory[Use.TRANSPORT]
+
+    @property
+    def working_bytes(self) -> int:
+        """Bytes of the batch and of tensors that live within one task only."""
+        return self.memory[Use.WORK]
+
+    @property
+    def gradients_on_host(self) -> bool:
+        """Whether gradients are in the host's memory instead of the device's."""
+        return Use.GRADIENTS in self.memory.on_host
+
+    @property
+    def slots_on_host(self) -> bool:
+        """Whether slots are in the host's memory instead of the device's."""
+        return Use.SLOTS in self.memory.on_host
+
+    @property
+    def stored_bytes(self) -> int:
+        """All bytes it holds at its fullest."""
+        return self.memory.total
+
+    @property
+    def host_bytes(self) -> int:
+        """Those of them in the host's memory instead of the device's."""
+        return self.memory.host
+
+    @property
+    def device_bytes(self) -> int:
+        """Those of them in the device's memory."""
+        return self.stored_bytes - self.host_bytes
+
+    @property
+    def constant_bytes(self) -> int:
+        """Those that do not follow the microbatches under way."""
+        return self.stored_bytes - self.stash_bytes
