@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import shutil
@@ -46,7 +47,8 @@ class Net(smp.DistributedModel):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = tf.keras.layers.Dense(6, activation="tanh")
+        with smp.partition(0):
+            self.first = tf.keras.layers.Dense(6, activation="tanh")
         self.drop = tf.keras.layers.Dropout(0.25)
         self.second = tf.keras.layers.Dense(6, activation="relu")
         self.last = tf.keras.layers.Dense(2)
@@ -57,30 +59,34 @@ class Net(smp.DistributedModel):
         return self.last(self.second(self.second(x)))
 
 
-def job(optimizer: str, *, saves: bool = False, **config: Any) -> dict[str, Any]:
+def job(optimizer: str, *, saves: bool = False, fits: bool = False, **config: Any) -> dict[str, Any]:
     """Returns the arguments of `train` for a job.
 
     Args:
         optimizer: see `train`.
         saves: see `train`.
+        fits: see `train`.
         **config: keys of the configuration; by default there is one partition, and a seed.
     """
-    return {"config": {"partitions": 1, "seed": 5, **config}, "optimizer": optimizer, "saves": saves}
+    whole = {"partitions": 1, "seed": 5, **config}
+    return {"config": whole, "optimizer": optimizer, "saves": saves, "fits": fits}
 
 
-def train(config: Mapping[str, Any], optimizer: str, *, saves: bool, steps: int = 2) -> str:
-    """Runs one job from its start to its end.
+def train(config: Mapping[str, Any], optimizer: str, *, saves: bool, fits: bool, steps: int = 2) -> str:
+    """Runs one job from its start to its end, with some of everything that keeps state.
 
     Args:
         config: given to `smp.init`.
         optimizer: a class of `tf.keras.optimizers`.
-        saves: whether it writes a checkpoint and restores it.
+        saves: whether it records a timeline of the last step, writes a checkpoint and restores it.
+        fits: whether Keras's loop trains, too.
         steps: how many.
 
     Returns:
         A hash of the weights that this rank has, and of the losses.
     """
     smp.init(config)
+    smp.register_post_partition_hook(lambda: None)
     model = Net()
     optimizer = smp.DistributedOptimizer(getattr(tf.keras.optimizers, optimizer)(0.1, global_clipnorm=1.0))
 
@@ -99,10 +105,15 @@ def train(config: Mapping[str, Any], optimizer: str, *, saves: bool, steps: int 
 
     rng = np.random.default_rng(smp.dp_rank())
     digest = hashlib.blake2b(digest_size=8)
-    for _ in range(steps):
-        x, y = rng.normal(size=(8, 5)).astype(np.float32), rng.normal(size=(8, 2)).astype(np.float32)
-        digest.update(train_step(tf.constant(x), tf.constant(y)).numpy().tobytes())
     folder = smp.allgather(tempfile.mkdtemp() if saves and smp.rank() == 0 else None, smp.WORLD)[0]
+    for number in range(steps):
+        x, y = rng.normal(size=(8, 5)).astype(np.float32), rng.normal(size=(8, 2)).astype(np.float32)
+        is_recorded = saves and number == steps - 1
+        with smp.timeline(f"{folder}/timeline") if is_recorded else contextlib.nullcontext():
+            digest.update(train_step(tf.constant(x), tf.constant(y)).numpy().tobytes())
+    if fits:
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        model.fit(x, y, batch_size=8, verbose=0)
     if saves:
         manager = smp.CheckpointManager(tf.train.Checkpoint(model=model, optimizer=optimizer), folder)
         manager.save()
@@ -170,10 +181,11 @@ def unlike_the_first(found: Mapping[str, Any], order: Sequence[int]) -> list[str
 
 def _alive() -> dict[str, int]:
     gc.collect()
+    # Not by `isinstance`, which asks some objects for their class.
+    by_type = Counter(map(type, gc.get_objects()))
     found: Counter[str] = Counter()
-    for value in gc.get_objects():
+    for made, count in by_type.items():
         for kind in KINDS:
-            # Not by `isinstance`, which asks some objects for their class.
-            if issubclass(type(value), kind):
-                found[kind.__name__] += 1
+            if issubclass(made, kind):
+                found[kind.__name__] += count
     return dict(found)

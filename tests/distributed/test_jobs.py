@@ -12,8 +12,8 @@ CASES = "tests.distributed.cases.jobs"
 KINDS = [
     jobs.job("Adam", saves=True, partitions=2, microbatches=4),
     jobs.job("Adam", saves=True, partitions=1, microbatches=2, shard_optimizer_state=True),
-    jobs.job("SGD", partitions=2, microbatches=2, pipeline="simple", check_inputs=False),
-    jobs.job("Nadam", partitions=1, microbatches=4, gradient_compression="fp16", recompute=True),
+    jobs.job("SGD", partitions=2, microbatches=2, pipeline="simple", check_inputs=False, fits=True),
+    jobs.job("Nadam", fits=True, partitions=1, microbatches=4, gradient_compression="fp16", recompute=True),
     jobs.job("Adam", partitions=2, microbatches=4, pipeline="interleaved_1f1b", optimizer_offload=True),
 ]
 

@@ -40,7 +40,7 @@ REMEMBERING = {
 CONFIGURATIONS = [
     jobs.job("Adam", saves=True, microbatches=4),
     jobs.job("SGD", microbatches=2, pipeline="simple"),
-    jobs.job("Adam", microbatches=8, recompute=True),
+    jobs.job("Adam", fits=True, microbatches=8, recompute=True),
     jobs.job("Nadam", saves=True, microbatches=4, optimizer_offload=True),
 ]
 
