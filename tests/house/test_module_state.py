@@ -48,14 +48,13 @@ CHANGES = {
     "smp_tf/start/environment.py _horovod_started_without_sets": _START,
     "smp_tf/start/environment.py _patience_is_ours": _START,
     "smp_tf/start/import_watch.py _watch": _START,
-    "smp_tf/start/lifecycle.py _hooks": _CHECKED,
-    "smp_tf/start/lifecycle.py _watch": _CHECKED,
+    "smp_tf/start/lifecycle.py _job": _CHECKED,
     "smp_tf/start/start_watch.py _unprinted": _START,
     "smp_tf/tf_internals.py _archives": _OPEN,
     "smp_tf/variables/host_offload.py _slots_on_host": _WEAK,
     "smp_tf/variables/models.py _models": _WEAK,
     "smp_tf/variables/precedence.py _moments": _COUNTS,
-    "smp_tf/variables/store.py _places": _COUNTS,
+    "smp_tf/variables/store.py _numbers": _COUNTS,
     "smp_tf/variables/store.py _stores_of": _WEAK,
 }
 
