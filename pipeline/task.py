@@ -45,7 +45,8 @@ class Kind(enum.Enum):
     F: forward. B: backward in one piece, or in two: I makes the gradient for the chunk before,
     W the gradients of the weights. T: the work of a sweep after backward. SEND and RECV: one
     tensor of one transfer edge. REDUCE: average gradients over replicas. APPLY: update weights.
-    CHECK: hold the batch of this rank against that of the replica's first rank.
+    CHECK: hold the batch of this rank against that of the replica's first rank. TELL: send a few
+    numbers to the first stage, such as squares for a norm. SUM: put those of all stages together.
     GATHER, RELEASE and OFFLOAD are words set aside for sharded weights and for activations that
     are moved away; no schedule emits them. Activations that are made again are so within B or I.
 
@@ -70,6 +71,8 @@ class Kind(enum.Enum):
     RELEASE = "RELEASE", Index.BUCKET
     OFFLOAD = "OFFLOAD", Index.MICROBATCH
     CHECK = "CHECK", Index.BUCKET
+    TELL = "TELL", Index.BUCKET
+    SUM = "SUM", Index.BUCKET
 
     # That of Enum is Python code, and every task is looked up many times. Members are equal where they are the same.
     __hash__ = object.__hash__

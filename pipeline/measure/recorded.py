@@ -196,7 +196,7 @@ def _shifted(step: RecordedStep, by: int) -> RecordedStep:
 def steps_of(points: Iterable[Point], programs: Mapping[int, ProgramRecord], stage: int) -> tuple[RecordedStep, ...]:
     """Puts the points of a recording together.
 
-    A step of another program, such as a norm over all stages, is part of the step before it, as a REDUCE.
+    A step of another program, such as a norm over all stages, is part of the step before it, as a SUM.
 
     Args:
         points: as `recorder.stop` gives them.
@@ -229,7 +229,7 @@ class _Step:
         self.edges = {edge.index: edge for edge in program.edges}
         self.end: int | None = None
         self.until = 0
-        self.reduce = str(Task(Kind.REDUCE, stage))
+        self.sum = str(Task(Kind.SUM, stage))
         self.open: dict[object, Point] = {}
         self.tasks: list[TaskRun] = []
         self.messages: list[Message] = []
@@ -246,7 +246,7 @@ class _Step:
         if begun is None:
             return
         if point.event in (Event.TASK, Event.STEP):
-            self.tasks.append(TaskRun(parse(point.task or self.reduce), begun.time_ns, point.time_ns))
+            self.tasks.append(TaskRun(parse(point.task or self.sum), begun.time_ns, point.time_ns))
         elif point.edge in self.edges:
             task = _transfer(self.edges[point.edge], point)
             self.messages.append(Message(task, point.peer, begun.time_ns, point.time_ns, point.bytes))

@@ -60,7 +60,7 @@ def _check_each_task_once(program: Program, edges: Sequence[Edge] | None, placem
                     program,
                     {rank: position},
                 )
-            if not 0 <= task.chunk < program.chunks or rank != _rank_of(task, placement):
+            if rank != _rank_of(task, placement):
                 raise _error(
                     f"A task is done by the rank of its chunk. Received: {task} on rank {rank}",
                     program,
@@ -204,8 +204,11 @@ def _check_nobody_waits_forever(
     )
 
 
-def _rank_of(task: Task, placement: Sequence[int]) -> int:
-    return task.chunk if task.kind.is_of_stage else placement[task.chunk]
+def _rank_of(task: Task, placement: Sequence[int]) -> int | None:
+    """Returns the rank that does a task; None where its chunk does not exist."""
+    if task.kind.is_of_stage:
+        return task.chunk
+    return placement[task.chunk] if 0 <= task.chunk < len(placement) else None
 
 
 def _reason(program: Program, stuck: Stuck, placement: Sequence[int]) -> str:

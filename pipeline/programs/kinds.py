@@ -121,7 +121,7 @@ KINDS: dict[Kind, Row] = {
         busy=Busy.MESSAGE, holds=Holds.RECEIVED,
     ),
     Kind.REDUCE: Row(
-        Places.of_gradients, once, "reduce", "#cc79a7", "reduce: gradients over replicas, norms over stages",
+        Places.of_gradients, once, "reduce", "#cc79a7", "reduce: gradients over replicas",
         busy=Busy.LINE,
     ),
     Kind.APPLY: Row(Places.of_averages, once, "apply", "#999999", "apply: the optimizer"),
@@ -133,6 +133,8 @@ KINDS: dict[Kind, Row] = {
         Places.of_check, once, "input", "#0072b2", "check: do all ranks of a replica have the same batch",
         busy=Busy.NOTHING,
     ),
+    Kind.TELL: Row(Places.of_nothing, once, "reduce", None, "tell: numbers for the first stage"),
+    Kind.SUM: Row(Places.of_stage_sum, once, "reduce", "#cc79a7", "sum: norms and checks over stages"),
 }  # fmt: skip
 
 

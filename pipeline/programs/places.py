@@ -84,6 +84,12 @@ class Places:
         others = [Task(task.kind, other, bucket=task.bucket) for other in range(1, self.program.stages)]
         return tuple(self._once(other) for other in others)
 
+    def of_stage_sum(self, rank: int, task: Task) -> tuple[int, ...]:
+        """Returns what a SUM needs: on the first rank what all others tell, on the others what that one made of it."""
+        if rank == 0:
+            return tuple(self._once(Task(Kind.TELL, other)) for other in range(1, self.program.stages))
+        return self._once(Task(Kind.TELL, rank)), self._once(Task(Kind.SUM, 0))
+
     def _once(self, task: Task) -> int:
         """Returns the number of a task that is done once a step."""
         number = self.once.get(task)

@@ -11,7 +11,7 @@ of their own, so that a rank which does something else meanwhile is found out as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +22,9 @@ from smp_tf.job_state import JobState
 from smp_tf.op_by_op import op_by_op
 from smp_tf.ops import send_recv
 from smp_tf.partition.mesh import CommGroup
+from smp_tf.pipeline.programs.check import check
+from smp_tf.pipeline.programs.stage_sums import stage_sum
+from smp_tf.pipeline.task import Kind
 
 
 @dataclass(frozen=True)
@@ -79,37 +82,89 @@ def over_stages(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
 
 @op_by_op()
 def _emit(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
-    """Writes the reduction into the current graph."""
+    """Writes the reduction into the current graph: the tasks of its program, one after the other."""
     topology = runtime.current().topology
     number = _running().number
     assert number is not None
-    ranks, stage = topology.members(CommGroup.PP_GROUP), topology.stage
     step = send_recv.begin_step([], number)
-    where: dict[str, Any] = {"program": number, "microbatch": 0}
-    there, back = f"{reduction.name}: the part of stage {{}}", f"{reduction.name}: the result for stage {{}}"
     told = tf.concat([[tf.constant(reduction.code, tf.float64)], own], axis=0)
-    ops = []
-    if stage == 0:
-        parts = [told]
-        for other in range(1, len(ranks)):
-            label = there.format(other)
-            parts.append(send_recv.recv(step, tf.float64, [None], src=ranks[other], edge=other, label=label, **where))
-        checks = [_alike(parts[0], part, ranks, other, reduction) for other, part in enumerate(parts[1:], start=1)]
-        with tf.control_dependencies(checks):
-            result = tf.identity(reduction.combine([part[1:] for part in parts]))
-        for other in range(1, len(ranks)):
-            label, edge = back.format(other), len(ranks) + other
-            ops.append(send_recv.send(result, step, dest=ranks[other], edge=edge, label=label, **where))
-    else:
-        ops.append(send_recv.send(told, step, dest=ranks[0], edge=stage, label=there.format(stage), **where))
-        label, edge = back.format(stage), len(ranks) + stage
-        # What comes is made of what was sent, which no other edge says: see `op_by_op`.
-        with tf.control_dependencies([told]):
-            result = send_recv.recv(step, tf.float64, [None], src=ranks[0], edge=edge, label=label, **where)
-        ops.append(result.op)
-    with tf.control_dependencies(ops):
+    program = stage_sum(topology.stages)
+    check(program)
+    sums = _StageSum(reduction, told, step, number, topology.members(CommGroup.PP_GROUP), topology.stage)
+    for task in program.ranks[topology.stage]:
+        _EMITTERS[task.kind](sums)
+    with tf.control_dependencies(sums.ops):
         send_recv.end_step(number)
-    return result
+    assert sums.result is not None
+    return sums.result
+
+
+@dataclass
+class _StageSum:
+    """What is known while the tasks of a reduction are written.
+
+    Args:
+        reduction: which.
+        told: the reduction's code, and what this stage has.
+        step: number of the step.
+        number: of the program.
+        ranks: world rank of every stage.
+        stage: of this rank.
+        result: what every stage gets, once it is there.
+        ops: what has to run before the step ends.
+    """
+
+    reduction: StageReduction
+    told: tf.Tensor
+    step: tf.Tensor
+    number: int
+    ranks: Sequence[int]
+    stage: int
+    result: tf.Tensor | None = None
+    ops: list[tf.Operation] = field(default_factory=list)
+
+    def label(self, stage: int, *, is_result: bool) -> str:
+        """Says what is sent, in words."""
+        return f"{self.reduction.name}: the {'result for' if is_result else 'part of'} stage {stage}"
+
+    def send(self, tensor: tf.Tensor, *, to: int, of: int, edge: int, is_result: bool) -> None:
+        """Sends a vector to a stage."""
+        label = self.label(of, is_result=is_result)
+        where: dict[str, Any] = {"program": self.number, "microbatch": 0, "edge": edge, "label": label}
+        self.ops.append(send_recv.send(tensor, self.step, dest=self.ranks[to], **where))
+
+    def receive(self, *, source: int, of: int, edge: int, is_result: bool) -> tf.Tensor:
+        """Receives a vector from a stage."""
+        label = self.label(of, is_result=is_result)
+        where: dict[str, Any] = {"program": self.number, "microbatch": 0, "edge": edge, "label": label}
+        return send_recv.recv(self.step, tf.float64, [None], src=self.ranks[source], **where)
+
+
+def _tell(sums: _StageSum) -> None:
+    """Sends what this stage has to the first one."""
+    sums.send(sums.told, to=0, of=sums.stage, edge=sums.stage, is_result=False)
+
+
+def _sum(sums: _StageSum) -> None:
+    """Puts together what all stages have, on the first one; receives what comes of it, on the others."""
+    ranks, stage = sums.ranks, sums.stage
+    if stage > 0:
+        # What comes is made of what was sent, which no other edge says: see `op_by_op`.
+        with tf.control_dependencies([sums.told]):
+            sums.result = sums.receive(source=0, of=stage, edge=len(ranks) + stage, is_result=True)
+        sums.ops.append(sums.result.op)
+        return
+    others = range(1, len(ranks))
+    parts = [sums.told, *(sums.receive(source=other, of=other, edge=other, is_result=False) for other in others)]
+    checks = [_alike(parts[0], part, ranks, other, sums.reduction) for other, part in enumerate(parts[1:], start=1)]
+    with tf.control_dependencies(checks):
+        sums.result = tf.identity(sums.reduction.combine([part[1:] for part in parts]))
+    for other in others:
+        sums.send(sums.result, to=other, of=other, edge=len(ranks) + other, is_result=True)
+
+
+#: What writes the ops of each task of a reduction.
+_EMITTERS: dict[Kind, Callable[[_StageSum], None]] = {Kind.TELL: _tell, Kind.SUM: _sum}
 
 
 def _alike(first: tf.Tensor, part: tf.Tensor, ranks: Sequence[int], other: int, reduction: StageReduction) -> Any:

@@ -45,7 +45,7 @@ USES = {
     "sharding": "ground keras job collectives variables replicas partition partition.graph partition.place "
     "partition.split pipeline.run",
     "checkpoint": "ground files config keras job variables sharding partition partition.plan",
-    "gradients": "ground job collectives variables replicas batch sharding ops partition",
+    "gradients": "ground job collectives variables replicas batch sharding ops partition pipeline pipeline.programs",
     "planning": "ground files watch config keras job collectives variables batch sharding ops partition "
     "partition.graph partition.place partition.plan partition.split partition.trace pipeline pipeline.planner "
     "pipeline.run pipeline.schedules",

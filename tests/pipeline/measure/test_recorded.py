@@ -72,7 +72,7 @@ def test_updates_belong_to_the_step_before() -> None:
     [found] = steps_of(points, {TRAIN: PLANNED}, 1)
     assert found.messages == ()
     assert [(str(run.task), run.begin, run.end) for run in found.tasks] == [
-        ("1REDUCE", 21, 29), ("1APPLY", 30, 40), ("1REDUCE", 31, 34),
+        ("1REDUCE", 21, 29), ("1APPLY", 30, 40), ("1SUM", 31, 34),
     ]  # fmt: skip
     assert found.compute == ()
     assert (found.end, found.until) == (20, 40)

@@ -1,0 +1,20 @@
+"""The tasks by which a few numbers of every stage are put together: a small step of its own, without microbatches.
+
+0SUM           combines what all others have told, and sends them what comes of it
+1TELL 1SUM     sends its own numbers, and receives what comes of all
+2TELL 2SUM
+"""
+
+from __future__ import annotations
+
+from smp_tf.pipeline.task import Kind, Program, Task
+
+
+def stage_sum(stages: int) -> Program:
+    """Returns the program of a sum over stages, which every rank of a replica runs.
+
+    Args:
+        stages: their number.
+    """
+    others = ((Task(Kind.TELL, stage), Task(Kind.SUM, stage)) for stage in range(1, stages))
+    return Program(((Task(Kind.SUM, 0),), *others), microbatches=0, chunks=0, sweeps=0)
