@@ -62,7 +62,7 @@ def test_a_functional_model_is_planned_by_its_own_inputs(keras_defaults: None) -
     # A microbatch of four samples.
     assert made.plan.forecast[0].traffic.sent_forward == 4 * 8 * 4
     # And the loss, which every rank has.
-    assert made.plan.forecast[1].sent_backward == 4 * 8 * 4 + 4
+    assert made.plan.forecast[1].traffic.sent_backward == 4 * 8 * 4 + 4
     assert not smp.is_initialized()
 
 
