@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, in_flight_of
-from smp_tf.partition.place.solve_chain import MOST_SHARED_GROUPS, TOLERANCE, solve_chain
+from smp_tf.partition.place.solve_chain import MOST_SHARED_GROUPS, TOLERANCE, ChainSolution, solve_chain
 from smp_tf.partition.place.solve_chunks import looks_at_all, solve_chunks
 from smp_tf.partition.place.solve_dag import MOST_CHOICES, DagProblem, solve_dag
 from smp_tf.partition.place.stage_limits import MOST_UNITS, StageLimits
@@ -39,6 +39,73 @@ class Placed:
     without: str | None = None
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How far a placement is looked for beyond cuts of one order.
+
+    Args:
+        seconds: for how long, about; the same on every run and machine.
+        worth: the least gain that is worth looking for: seconds of a step, or bytes.
+        most_choices: units times stages beyond which it is not looked for.
+    """
+
+    seconds: float = 0.0
+    worth: float = 0.0
+    most_choices: int = MOST_CHOICES
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be placed.
+
+    Args:
+        chain: the units in topological order, their costs, and the stages that are given.
+        pairs: pairs of units, the second of which needs something of the first.
+        objective: "speed" or "memory".
+        microbatches: per step.
+        ranks: how these differ, and what they may need.
+        chunks: where they are, and what stages keep of them.
+    """
+
+    chain: Chain
+    pairs: tuple[tuple[int, int], ...]
+    objective: str
+    microbatches: int
+    ranks: Ranks
+    chunks: Chunks
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether an earlier step has placed some of the units."""
+        return any(at is not None for at in self.chain.pinned)
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether a script has."""
+        return any(at is not None for at in self.chain.manual)
+
+    @property
+    def tolerance(self) -> float:
+        """The share by which a placement may be above the best score."""
+        return near(self.objective, self.chunks.stages, self.microbatches)
+
+    @property
+    def problem(self) -> DagProblem:
+        """The same for the solver that looks at any order."""
+        held = self.chunks.in_flight
+        return DagProblem(
+            self.chain, self.pairs, self.chunks.stages, self.objective, self.microbatches, held, self.ranks
+        )
+
+    def is_too_large(self, effort: Effort) -> bool:
+        """Returns whether there are more choices than a solver is to look through."""
+        return len(self.chain.names) * self.chunks.stages > effort.most_choices
+
+    def score(self, placement: Placement) -> float:
+        """Returns what is to be as small as can be."""
+        return placement.score(self.objective, self.microbatches)
+
+
 def place(
     chain: Chain,
     needs: Iterable[tuple[int, int]],
@@ -47,9 +114,7 @@ def place(
     objective: str = "memory",
     microbatches: int = 1,
     ranks: Ranks | None = None,
-    seconds: float = 0.0,
-    worth: float = 0.0,
-    most_choices: int = MOST_CHOICES,
+    effort: Effort = Effort(),
     chunks: Chunks | None = None,
 ) -> Placed:
     """Places units on exactly `stages` stages, none empty.
@@ -61,9 +126,7 @@ def place(
         objective: "speed": the seconds of a step; "memory": the bytes of the fullest stage.
         microbatches: per step.
         ranks: how these differ, and what they may need; None where they are alike and may need anything.
-        seconds: for how long to look beyond cuts of one order, about; the same on every run and machine.
-        worth: the least gain that is worth looking for: seconds of a step, or bytes.
-        most_choices: units times stages beyond which it is not looked for.
+        effort: how far to look beyond cuts of one order.
         chunks: where they are, and what stages keep of them; None for one on every stage, and what 1F1B keeps. Where a
             stage has several, cuts of one order are all that is looked for.
 
@@ -78,69 +141,73 @@ def place(
         >>> place(Chain(("a", "b", "c"), (1.0, 2.0, 3.0)), [(0, 1), (1, 2)], 2, objective="speed").gap
         0.0
     """
-    ranks = ranks or Ranks.alike(stages)
-    pairs = sorted(set(needs))
-    pinned = any(at is not None for at in chain.pinned)
-    by_hand = any(at is not None for at in chain.manual)
     chunks = chunks or Chunks.one_each(in_flight_of(stages, microbatches, None))
+    pairs = tuple(sorted(set(needs)))
+    asked = _Asked(chain, pairs, objective, microbatches, ranks or Ranks.alike(stages), chunks)
     if not chunks.are_stages:
-        cut = solve_chunks(chain, chunks, objective=objective, microbatches=microbatches, ranks=ranks)
-        score = cut.score(objective, microbatches)
-        bound = _least_possible(chain, chunks, objective, microbatches, ranks)
-        if not by_hand and looks_at_all(chain, chunks) and _is_only_order(chain, pairs):
-            bound = score
-        return Placed(cut, None if pinned else _gap(score, bound))
-    held = chunks.in_flight
+        return _in_chunks(asked)
     try:
         cut = solve_chain(
             chain,
             stages,
             objective=objective,
             microbatches=microbatches,
-            in_flight=held,
-            ranks=ranks,
-            tolerance=near(objective, stages, microbatches),
+            in_flight=chunks.in_flight,
+            ranks=asked.ranks,
+            tolerance=asked.tolerance,
         )
     except MemoryLimitError:
-        if pinned or by_hand or seconds <= 0 or len(chain.names) * stages > most_choices:
+        if asked.is_pinned or asked.is_by_hand or effort.seconds <= 0 or asked.is_too_large(effort):
             raise
-        beside = _where_no_cut_fits(chain, pairs, chunks, objective, microbatches, ranks, seconds)
+        beside = _where_no_cut_fits(asked, effort.seconds)
         if beside is None:
             raise
         return beside
-    score = cut.score(objective, microbatches)
-    if pinned:
+    if asked.is_pinned:
         return Placed(cut, None)
-    if by_hand:
-        least = _least_without_hand(chain, pairs, stages, objective, microbatches, ranks, chunks)
-        return Placed(cut, _gap(score, least))
-    bound = _least_possible(chain, chunks, objective, microbatches, ranks)
-    if _is_only_order(chain, pairs):
+    if asked.is_by_hand:
+        return Placed(cut, _gap(asked.score(cut), _least_without_hand(asked)))
+    return _better_than(cut, asked, effort)
+
+
+def _in_chunks(asked: _Asked) -> Placed:
+    """Returns the best cut where stages have several chunks."""
+    chain, chunks = asked.chain, asked.chunks
+    cut = solve_chunks(chain, chunks, objective=asked.objective, microbatches=asked.microbatches, ranks=asked.ranks)
+    score = asked.score(cut)
+    bound = _least_possible(asked)
+    if not asked.is_by_hand and looks_at_all(chain, chunks) and _is_only_order(chain, asked.pairs):
+        bound = score
+    return Placed(cut, None if asked.is_pinned else _gap(score, bound))
+
+
+def _better_than(cut: ChainSolution, asked: _Asked, effort: Effort) -> Placed:
+    """Returns a placement that is better than the best cut of one order, or that cut and what is proved of it."""
+    chain, score, bound = asked.chain, asked.score(cut), _least_possible(asked)
+    if _is_only_order(chain, asked.pairs):
         bound = max(bound, cut.least)
-    tolerance = near(objective, stages, microbatches)
-    enough = max(worth, tolerance * score)
-    if score - bound <= enough or seconds <= 0:
+    enough = max(effort.worth, asked.tolerance * score)
+    if score - bound <= enough or effort.seconds <= 0:
         return Placed(cut, _gap(score, bound))
-    if len(chain.names) * stages > most_choices:
-        many = f"{len(chain.names):,} units on {stages} partitions are more than a solver looks through"
+    if asked.is_too_large(effort):
+        many = f"{len(chain.names):,} units on {asked.chunks.stages} partitions are more than a solver looks through"
         return Placed(cut, _gap(score, bound), many)
     within = None
     if len(chain.names) <= MOST_UNITS:
-        tight = _Tight(chain, pairs, held, ranks, objective, microbatches)
+        tight = _Tight(asked)
         bound = max(bound, tight.bound(bound, score, enough))
         if score - bound <= enough:
             return Placed(cut, _gap(score, bound))
         within = tight.within(score)
-    problem = DagProblem(chain, tuple(pairs), stages, objective, microbatches, held, ranks, cut.chunk_of, within)
     try:
-        found = solve_dag(problem, seconds)
+        found = solve_dag(dataclasses.replace(asked.problem, hint=cut.chunk_of, within=within), effort.seconds)
     except PlacementError as error:
         return Placed(cut, _gap(score, bound), str(error))
     if found is None:
         return Placed(cut, _gap(score, bound), "the solver found nothing in its time")
     bound = max(bound, found.bound)
-    better = found.score(objective, microbatches)
-    if better < score * (1 - tolerance):
+    better = asked.score(found)
+    if better < score * (1 - asked.tolerance):
         return Placed(found, _gap(better, bound))
     return Placed(cut, _gap(score, bound))
 
@@ -160,70 +227,52 @@ def near(objective: str, stages: int, microbatches: int) -> float:
     return min(TOLERANCE, 0.01 * others / (others + stages))
 
 
-def _where_no_cut_fits(
-    chain: Chain,
-    pairs: Sequence[tuple[int, int]],
-    chunks: Chunks,
-    objective: str,
-    microbatches: int,
-    ranks: Ranks,
-    seconds: float,
-) -> Placed | None:
+def _where_no_cut_fits(asked: _Asked, seconds: float) -> Placed | None:
     """Returns a placement within what ranks may need that no cut of one order gives; None where none was found."""
+    chain, pairs = asked.chain, asked.pairs
     if _is_only_order(chain, pairs):
         return None
-    held, within = chunks.in_flight, None
+    within = None
     if len(chain.names) <= MOST_UNITS:
-        within = StageLimits(chain, pairs, held, ranks, objective).within(math.inf)
+        within = StageLimits(chain, pairs, asked.chunks.in_flight, asked.ranks, asked.objective).within(math.inf)
         if within is None:
             return None
-    problem = DagProblem(chain, tuple(pairs), chunks.stages, objective, microbatches, held, ranks, None, within)
     try:
-        found = solve_dag(problem, seconds)
+        found = solve_dag(dataclasses.replace(asked.problem, within=within), seconds)
     except PlacementError:
         return None
     if found is None:
         return None
-    bound = max(found.bound, _least_possible(chain, chunks, objective, microbatches, ranks))
-    return Placed(found, _gap(found.score(objective, microbatches), bound))
+    return Placed(found, _gap(asked.score(found), max(found.bound, _least_possible(asked))))
 
 
-def _least_without_hand(
-    chain: Chain,
-    pairs: Sequence[tuple[int, int]],
-    stages: int,
-    objective: str,
-    microbatches: int,
-    ranks: Ranks,
-    chunks: Chunks,
-) -> float:
+def _least_without_hand(asked: _Asked) -> float:
     """Returns a score that no placement is below, also none that leaves aside what a script has put on stages."""
-    free = dataclasses.replace(chain, manual=())
-    found = place(free, pairs, stages, objective=objective, microbatches=microbatches, ranks=ranks, chunks=chunks)
+    found = place(
+        dataclasses.replace(asked.chain, manual=()),
+        asked.pairs,
+        asked.chunks.stages,
+        objective=asked.objective,
+        microbatches=asked.microbatches,
+        ranks=asked.ranks,
+        chunks=asked.chunks,
+    )
     assert found.gap is not None
-    return found.placement.score(objective, microbatches) * (1.0 - found.gap)
+    return asked.score(found.placement) * (1.0 - found.gap)
 
 
 class _Tight:
     """`StageLimits` of a score: bytes of the fullest stage, or seconds of a step, by those of the slowest stage.
 
     Args:
-        chain, needs, in_flight, ranks, objective: see `StageLimits`.
-        microbatches: per step.
+        asked: what is to be placed.
     """
 
-    def __init__(
-        self,
-        chain: Chain,
-        needs: Sequence[tuple[int, int]],
-        in_flight: Sequence[int],
-        ranks: Ranks,
-        objective: str,
-        microbatches: int,
-    ) -> None:
-        self._limits = StageLimits(chain, needs, in_flight, ranks, objective)
+    def __init__(self, asked: _Asked) -> None:
+        chain, ranks, objective = asked.chain, asked.ranks, asked.objective
+        self._limits = StageLimits(chain, asked.pairs, asked.chunks.in_flight, ranks, objective)
         # A step takes what all stages do for one microbatch, and what the slowest does for the others.
-        self._others = microbatches - 1 if objective == "speed" else 1
+        self._others = asked.microbatches - 1 if objective == "speed" else 1
         self._once = sum(chain.times) / max(ranks.speed) if objective == "speed" else 0.0
 
     def bound(self, low: float, score: float, worth: float) -> float:
@@ -253,12 +302,13 @@ def _is_only_order(chain: Chain, needs: Sequence[tuple[int, int]]) -> bool:
     return every_owner and all((at, at + 1) in follows for at in range(len(chain.names) - 1))
 
 
-def _least_possible(chain: Chain, chunks: Chunks, objective: str, microbatches: int, ranks: Ranks) -> float:
+def _least_possible(asked: _Asked) -> float:
     """Returns a score that no placement beats: stages alike, none below the largest unit, nothing sent."""
-    if objective == "speed":
+    chain, chunks, ranks = asked.chain, asked.chunks, asked.ranks
+    if asked.objective == "speed":
         whole, largest = sum(chain.times), max(chain.times, default=0.0)
         slowest = max(whole / sum(ranks.speed), largest / max(ranks.speed))
-        return microbatches * slowest + (whole / max(ranks.speed) - slowest) / chunks.per_stage
+        return asked.microbatches * slowest + (whole / max(ranks.speed) - slowest) / chunks.per_stage
     # At its fullest moment a stage holds at least this of whatever it stashes, and a chunk this of what is in it.
     kept = min(max(min(held.values()) for held in moments) for moments in chunks.moments)
     kept_alone = min(chunks.most_of_each)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.fingerprint import fingerprint
 from smp_tf.partition.graph.op_graph import OpGraph
-from smp_tf.partition.place.place import Placed, place
+from smp_tf.partition.place.place import Effort, Placed, place
 from smp_tf.partition.place.placement import Chain, Placement, check_units
 from smp_tf.partition.place.solve_chain import follow_owners
 from smp_tf.partition.place.solve_dag import MOST_CHOICES
@@ -198,9 +198,11 @@ def _solve(
                 microbatches=request.course.microbatches,
                 ranks=request.hardware.ranks,
                 chunks=request.course.chunks,
-                seconds=0.0 if decided else request.aim.proof_seconds,
-                worth=0.0 if request.aim.thorough else _WORTH.get(request.aim.objective, 0.0),
-                most_choices=MOST_CHOICES if request.aim.thorough else _QUICK_CHOICES,
+                effort=Effort(
+                    0.0 if decided else request.aim.proof_seconds,
+                    worth=0.0 if request.aim.thorough else _WORTH.get(request.aim.objective, 0.0),
+                    most_choices=MOST_CHOICES if request.aim.thorough else _QUICK_CHOICES,
+                ),
             )
         except PlacementError:
             if not decided:
