@@ -15,6 +15,10 @@ ARGUMENTS = 8
 
 #: What is larger for a reason: "what file function". A call is told by the function in which it stands and by its name.
 LARGE = {
+    "call ops/recorder.py stop Point": "each is a field of what C++ records",
+    "call partition/plan/plan.py make_plan Plan": "each is a key of the text that ranks agree on",
+    "call partition/plan/plan_file.py to_store StoredPlan": "each is a key of a stored file",
+    "call smp_tf/checkpoint/writing.py Writing._commit Manifest": "each is a key of a stored file",
     "call smp_tf/start/connection.py open_transport TransportOptions": "each is one option of the transport, by name",
     "parameters smp_tf/checkpoint/manager.py CheckpointManager.__init__": "public: each is one choice of the user's",
     "parameters smp_tf/optimizer/one_bit_lamb.py OneBitLAMB.__init__": "public: the hyperparameters of LAMB by name",
@@ -24,12 +28,9 @@ LARGE = {
 TO_BE_MENDED: list[str] = [
     "call smp_tf/steps/preparation.py stage_program build_stage_program",
     "parameters smp_tf/batch/output.py StepOutput.__init__",
-    "call smp_tf/checkpoint/writing.py Writing._commit Manifest",
     "call smp_tf/offline/plan.py OfflineModel.plan OfflinePlan",
     "call smp_tf/steps/program.py SplitProgram._output StepOutput",
     "parameters partition/plan/plan.py make_plan",
-    "call partition/plan/plan.py make_plan Plan",
-    "call partition/plan/plan_file.py to_store StoredPlan",
     "call partition/split/split.py _Splitter._segment Segment",
     "call partition/units/cost.py estimate UnitCost",
     "call pipeline/measure/made_up.py _leading_to Segment",
@@ -41,7 +42,6 @@ TO_BE_MENDED: list[str] = [
     "parameters pipeline/run/stage_program.py build_stage_program",
     "call pipeline/run/stage_program.py build_stage_program.build build_segment_function",
     "call pipeline/run/stage_program.py build_stage_program StageProgram",
-    "call ops/recorder.py stop Point",
 ]
 
 
