@@ -66,47 +66,6 @@ _PART_OF_MEMORY = 4
 
 
 @dataclass(frozen=True)
-class OfflinePlan:
-    """A plan with what it was made from.
-
-    Args:
-        plan: the plan, its forecast exact for the cut.
-        graph: one microbatch of the step.
-        units: what was placed, in topological order.
-        costs: theirs.
-        split: the step, cut.
-        timeline: what runs when, by the costs.
-        batch_size: samples of a batch of one replica.
-        is_measured: whether the times of the costs were measured, at least in part.
-        measured_sizes: where they are drawn from microbatches of other sizes, the samples of those.
-        replicas: how many train at the same time, each with batches of its own.
-        reduce_seconds: of each stage, to average gradients over the replicas.
-    """
-
-    plan: Plan
-    graph: OpGraph
-    units: tuple[Unit, ...]
-    costs: Costs
-    split: Split
-    timeline: Timeline
-    batch_size: int
-    is_measured: bool = False
-    measured_sizes: tuple[int, ...] = ()
-    replicas: int = 1
-    reduce_seconds: tuple[float, ...] = (0.0,)
-
-    @property
-    def step_seconds(self) -> float:
-        """A whole step, until the gradients of all stages are averaged."""
-        return self.timeline.step_time
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples that all replicas together train on."""
-        return self.replicas * self.batch_size / max(self.step_seconds, _SHORTEST)
-
-
-@dataclass(frozen=True)
 class OfflineTrace:
     """A model, traced for one microbatch without storage for its variables.
 
@@ -128,6 +87,84 @@ class OfflineTrace:
     def graph(self) -> OpGraph:
         """One microbatch of the step."""
         return self.traced.graph
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How gradients are averaged.
+
+    Args:
+        replicas: how many train at the same time, each with batches of its own.
+        seconds: of each stage, to average gradients over them.
+    """
+
+    replicas: int
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class OfflinePlan:
+    """A plan with what it was made from.
+
+    Args:
+        plan: the plan, its forecast exact for the cut.
+        trace: the model, traced for one microbatch.
+        units: what was placed, in topological order.
+        costs: theirs.
+        split: the step, cut.
+        timeline: what runs when, by the costs.
+        times: what was measured of the units.
+        averaging: over how many replicas gradients are averaged, and how long that takes.
+    """
+
+    plan: Plan
+    trace: OfflineTrace
+    units: tuple[Unit, ...]
+    costs: Costs
+    split: Split
+    timeline: Timeline
+    times: UnitTimes
+    averaging: Averaging
+
+    @property
+    def graph(self) -> OpGraph:
+        """One microbatch of the step."""
+        return self.trace.graph
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch of one replica."""
+        return self.trace.batch_size
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the times of the costs were measured, at least in part."""
+        return bool(self.times.seconds)
+
+    @property
+    def measured_sizes(self) -> tuple[int, ...]:
+        """Where times are drawn from microbatches of other sizes, the samples of those."""
+        return self.times.sizes
+
+    @property
+    def replicas(self) -> int:
+        """How many train at the same time, each with batches of its own."""
+        return self.averaging.replicas
+
+    @property
+    def reduce_seconds(self) -> tuple[float, ...]:
+        """Of each stage, to average gradients over the replicas."""
+        return self.averaging.seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """A whole step, until the gradients of all stages are averaged."""
+        return self.timeline.step_time
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples that all replicas together train on."""
+        return self.replicas * self.batch_size / max(self.step_seconds, _SHORTEST)
 
 
 class OfflineModel:
@@ -270,16 +307,13 @@ class OfflineModel:
         reduce_seconds = cluster.reduce_seconds(stages, replicas, [row.gradient_bytes for row in plan.forecast])
         return OfflinePlan(
             plan,
-            made.graph,
+            made,
             units,
             costs,
             split,
             timeline_of(plan, units, costs, split, made.samples, request.hardware.ranks, reduce_seconds),
-            made.batch_size,
-            is_measured=bool(measured.seconds),
-            measured_sizes=measured.sizes,
-            replicas=replicas,
-            reduce_seconds=reduce_seconds,
+            measured,
+            Averaging(replicas, reduce_seconds),
         )
 
     def _storage(self, config: Config, replicas: int) -> Storage:

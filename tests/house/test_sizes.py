@@ -28,7 +28,6 @@ LARGE = {
 TO_BE_MENDED: list[str] = [
     "call smp_tf/steps/preparation.py stage_program build_stage_program",
     "parameters smp_tf/batch/output.py StepOutput.__init__",
-    "call smp_tf/offline/plan.py OfflineModel.plan OfflinePlan",
     "call smp_tf/steps/program.py SplitProgram._output StepOutput",
     "parameters partition/plan/plan.py make_plan",
     "call partition/split/split.py _Splitter._segment Segment",
