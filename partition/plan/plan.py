@@ -168,21 +168,37 @@ class Plan:
         return tuple(found)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a placement was made for.
+
+    Args:
+        chunks: where these are, and what stages keep.
+        microbatches: number of microbatches.
+        schedule: name of the schedule.
+        objective: "memory" or "speed".
+        speed: of the ranks of all stages, in times of that of the costs; None where they are alike.
+        slot_shares: among how many replicas the slots of a stage are shared; the costs are of equal shares.
+    """
+
+    chunks: Chunks
+    microbatches: int
+    schedule: str
+    objective: str
+    speed: Sequence[float] | None = None
+    slot_shares: int = 1
+
+
 def make_plan(
     graph: OpGraph,
     units: Sequence[Unit],
     costs: Costs,
     solution: Placement,
+    terms: Terms,
     *,
-    chunks: Chunks,
-    microbatches: int,
-    schedule: str,
-    objective: str,
     fingerprint: str,
     owners: Mapping[int, int] | None = None,
     gap: float | None = None,
-    speed: Sequence[float] | None = None,
-    slot_shares: int = 1,
 ) -> Plan:
     """Writes down a placement with its forecast.
 
@@ -191,20 +207,16 @@ def make_plan(
         units: its units.
         costs: their costs.
         solution: the placement.
-        chunks: where these are, and what stages keep.
-        microbatches: number of microbatches the cuts were made for.
-        schedule: name of the schedule they were made for.
-        objective: "memory" or "speed".
+        terms: what it was made for.
         fingerprint: hash of the step.
         owners: chunks of all variables of the model, where they are known better than from the
             cuts, such as those of variables that no unit uses.
         gap: by how much other placements are better at most; see `Plan`.
-        speed: of the ranks of all stages, in times of that of the costs; None where they are alike.
-        slot_shares: among how many replicas the slots of a stage are shared; the costs are of equal shares.
 
     Returns:
         The plan; its forecast is estimated from op types and shapes.
     """
+    chunks = terms.chunks
     owner_of = {**solution.owners, **(owners or {})}
     shared = []
     for weight in costs.weights:
@@ -213,14 +225,14 @@ def make_plan(
             owner = chunks.placement[owner_of[weight.variable]]
             name = graph.variables[weight.variable].name
             shared.append(SharedVariable(name, owner, tuple(sorted(used_on - {owner})), int(weight.value)))
-    largest = _largest(units, costs, solution, chunks, objective)
-    speeds = speed or (1.0,) * chunks.stages
-    forecast = _forecast(graph, costs, solution, owner_of, chunks, largest, speeds, slot_shares)
+    largest = _largest(units, costs, solution, chunks, terms.objective)
+    speeds = terms.speed or (1.0,) * chunks.stages
+    forecast = _forecast(graph, costs, solution, owner_of, chunks, largest, speeds, terms.slot_shares)
     return Plan(
         stages=chunks.stages,
-        microbatches=microbatches,
-        schedule=schedule,
-        objective=objective,
+        microbatches=terms.microbatches,
+        schedule=terms.schedule,
+        objective=terms.objective,
         fingerprint=fingerprint,
         placement=chunks.placement,
         units={unit.name: solution.chunk_of[unit.index] for unit in units},

@@ -18,7 +18,7 @@ from smp_tf.partition.place.place import Effort, Placed, place
 from smp_tf.partition.place.placement import Chain, Placement, check_units
 from smp_tf.partition.place.solve_chain import follow_owners
 from smp_tf.partition.place.solve_dag import MOST_CHOICES
-from smp_tf.partition.plan.plan import Plan, make_plan
+from smp_tf.partition.plan.plan import Plan, Terms, make_plan
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.recompute import needed_again
 from smp_tf.partition.units.units import Unit, dependences, ordered_by_chunk
@@ -83,15 +83,17 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         found.units,
         found.costs,
         found.placed.placement,
-        chunks=request.course.chunks,
-        microbatches=request.course.microbatches,
-        schedule=request.course.schedule,
-        objective=request.aim.objective,
+        Terms(
+            request.course.chunks,
+            request.course.microbatches,
+            request.course.schedule,
+            request.aim.objective,
+            speed=request.hardware.ranks.speed if request.hardware.ranks is not None else None,
+            slot_shares=request.storage.slot_shares,
+        ),
         fingerprint=fingerprint(graph),
         owners=owners,
         gap=found.placed.gap,
-        speed=request.hardware.ranks.speed if request.hardware.ranks is not None else None,
-        slot_shares=request.storage.slot_shares,
     )
     return dataclasses.replace(plan, reasons=(*plan.reasons, *_reasons(graph, plan, found, request)))
 

@@ -11,7 +11,7 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.placement import Chain, Chunks
 from smp_tf.partition.place.solve_chain import solve_chain
-from smp_tf.partition.plan.plan import MAX_BYTES, Plan, SharedVariable, as_bytes, make_plan
+from smp_tf.partition.plan.plan import MAX_BYTES, Plan, SharedVariable, Terms, as_bytes, make_plan
 from smp_tf.partition.plan.report import layer_names, reasons, render
 from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic, Use
 from smp_tf.partition.units.cost import estimate
@@ -105,13 +105,8 @@ def made(
         units,
         costs,
         solution,
-        chunks=Chunks.one_each(in_flight),
-        microbatches=4,
-        schedule="interleaved",
-        objective=objective,
+        Terms(Chunks.one_each(in_flight), 4, "interleaved", objective, speed, slot_shares),
         fingerprint="f",
-        speed=speed,
-        slot_shares=slot_shares,
     )
 
 

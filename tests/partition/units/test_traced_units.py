@@ -15,7 +15,7 @@ keras = pytest.importorskip("tf_keras")
 from smp_tf.partition.graph.op_graph import SOURCES, OpGraph  # noqa: E402
 from smp_tf.partition.place.placement import Chain, Chunks  # noqa: E402
 from smp_tf.partition.place.solve_chain import solve_chain  # noqa: E402
-from smp_tf.partition.plan.plan import Plan, make_plan  # noqa: E402
+from smp_tf.partition.plan.plan import Plan, Terms, make_plan  # noqa: E402
 from smp_tf.partition.trace.lower import lower  # noqa: E402
 from smp_tf.partition.trace.trace import Recorder, trace  # noqa: E402
 from smp_tf.partition.units.cost import estimate  # noqa: E402
@@ -199,10 +199,7 @@ def test_costs_need_no_guess_and_all_stages_get_something(
                 units,
                 costs,
                 solution,
-                chunks=Chunks.one_each([min(stages - r, 4) for r in range(stages)]),
-                microbatches=4,
-                schedule="interleaved",
-                objective=objective,
+                Terms(Chunks.one_each([min(stages - r, 4) for r in range(stages)]), 4, "interleaved", objective),
                 fingerprint="",
             )
             assert Plan.from_json(plan.to_json()) == plan
