@@ -770,7 +770,7 @@ def test_a_cluster_is_filled_with_replicas(script: str, tmp_path: Path, capsys: 
     file.write_text(CLUSTER)
     sizes = ["--partitions", "2", "--batch-size", "8", "--cluster", str(file)]
     assert run(f"{script}:build", *sizes) == 0
-    assert "for a batch of 8 on each of 2 replicas: " in capsys.readouterr().out
+    assert "for a batch of 8 on each of 2 replicas, of which " in capsys.readouterr().out
     assert run(f"{script}:build", *sizes, "--replicas", "1") == 0
     assert "replicas" not in capsys.readouterr().out
     assert run(f"{script}:build", *sizes, "--memory-limit", "1KiB") == 1
