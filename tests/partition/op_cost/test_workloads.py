@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smp_tf.partition.place.place import place
+from smp_tf.partition.place.place import Effort, place
 from smp_tf.partition.place.placement import Placement, Ranks
 from smp_tf.partition.units.cost import Flow
 from tests.partition.workloads import Workload, branching, read, workload
@@ -17,8 +17,9 @@ MANY = 10**9
 
 def placed(given: Workload, limit: float | None) -> Placement:
     ranks = Ranks.alike(given.stages, limit)
+    effort = Effort(seconds=5.0)
     found = place(
-        given.chain, given.needs, given.stages, objective="speed", microbatches=MANY, ranks=ranks, seconds=5.0
+        given.chain, given.needs, given.stages, objective="speed", microbatches=MANY, ranks=ranks, effort=effort
     )
     stage_of = found.placement.stage_of
     assert set(stage_of) == set(range(given.stages))
