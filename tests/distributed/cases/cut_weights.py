@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from typing import Any
 from unittest import mock
 
@@ -18,6 +17,7 @@ from smp_tf.pipeline.run.reduction import parts_of
 from smp_tf.pipeline.run.stage_program import build_stage_program
 from smp_tf.replicas import reduce_scatter
 from smp_tf.sharding import layouts
+from smp_tf.steps import preparation
 from tests.distributed.cases.sent_bytes import counted
 
 SAMPLES, WORDS, WIDTH = 12, 6001, 8
@@ -187,8 +187,6 @@ def fitted(optimizer: str, sparse: bool = False, round_bytes: int = 0, clips: bo
     limit = round_bytes or reduce_scatter.MOST_BYTES
     # Of slices it is not known before how many there are.
     counting: Any = contextlib.nullcontext({}) if sparse else counted()
-    # `smp_tf.step` is the decorator.
-    step = importlib.import_module("smp_tf.steps.step")
     programs: list[Any] = []
 
     def built(*args: Any, **kwargs: Any) -> Any:
@@ -198,7 +196,7 @@ def fitted(optimizer: str, sparse: bool = False, round_bytes: int = 0, clips: bo
     with (
         counting as sent,
         mock.patch.object(reduce_scatter, "MOST_BYTES", limit),
-        mock.patch.object(step, "build_stage_program", built),
+        mock.patch.object(preparation, "build_stage_program", built),
     ):
         net.fit(data.batch(SAMPLES // smp.dp_size()), epochs=2, verbose=0)
     [program] = programs

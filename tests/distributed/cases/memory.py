@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import statistics
 from typing import Any
@@ -69,7 +68,7 @@ def forecast_and_measured(model: str) -> dict[str, Any]:
     planned = program.plan.forecast[smp.mp_rank()]
     row = first_steps.with_slots(planned, slot_bytes_here())
     return {
-        "forecast": {**dataclasses.asdict(row), "stored_bytes": row.stored_bytes},
+        "forecast": {name: getattr(row, name) for name in ("weight_bytes", "slot_bytes", "stored_bytes")},
         "copied": sum(shared.nbytes for shared in program.plan.shared if smp.mp_rank() in shared.copies),
         "batch": sum(part.dtype.size * part.shape.num_elements() for part in batch),
         "planned slots": planned.slot_bytes,
