@@ -150,7 +150,7 @@ def versions() -> dict[str, str]:
 
 
 def of_growth(counts: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Yields what grows faster than it may, in words."""
+    """Yields a sentence for each count that grows too fast with layers or microbatches."""
     of = dict(zip(SETTINGS, counts.values(), strict=True))
     axes = {"layers": ((1, 4), (2, 4), (4, 4)), "microbatches": ((2, 4), (2, 8), (2, 16))}
     for axis, points in axes.items():
@@ -168,7 +168,7 @@ def of_growth(counts: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
 
 
 def of_change(counts: Mapping[str, Mapping[str, float]], kept: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is counted otherwise than it is kept, in words."""
+    """Yields a sentence for each count that differs from the kept one."""
     same = kept["versions"] == versions()
     for setting, told in counts.items():
         for name, now in told.items():

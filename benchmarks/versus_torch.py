@@ -323,7 +323,7 @@ def main() -> None:
 
 
 def about(result: dict[str, Any], size: str) -> str:
-    """Returns what was measured on what, in words."""
+    """Returns a line that names the machine, the versions and the settings of a measurement."""
     settings, on, model = result["settings"], result["machine"], result["models"][size]
     versions = ", ".join(f"{name} {version}" for name, version in on["packages"].items())
     return (

@@ -90,6 +90,15 @@ class Layout:
         """
         return self.is_here(place) and self.gradient.is_at(place)
 
+    def is_written_at(self, spread: Spread, place: Place) -> bool:
+        """Returns whether a rank of the variable's stage writes something of it into a checkpoint: what it has of it.
+
+        Args:
+            spread: of what is written: `value`, or what `slots_of` gives.
+            place: of the rank.
+        """
+        return self.stage in (None, place["P"]) and is_first_at(spread, place)
+
     def writers(self, spread: Spread, mesh: Mesh) -> tuple[int, ...]:
         """Returns the world ranks that write something of the variable into a checkpoint, each what it has of it.
 
@@ -97,9 +106,7 @@ class Layout:
             spread: of what is written: `value`, or what `slots_of` gives.
             mesh: the world.
         """
-        places = [(rank, mesh.coordinates(rank)) for rank in range(mesh.world_size)]
-        of_stage = [(rank, place) for rank, place in places if self.stage in (None, place["P"])]
-        found = [rank for rank, place in of_stage if is_first_at(spread, place)]
+        found = [rank for rank in range(mesh.world_size) if self.is_written_at(spread, mesh.coordinates(rank))]
         return tuple(found[:1] if self.stage is None else found)
 
     def to_json(self) -> dict[str, Any]:

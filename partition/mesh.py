@@ -86,8 +86,8 @@ class Mesh:
     Args:
         world_size: Number of processes.
         stages: Extent of P; with `shards` it divides `world_size`.
-        placement_strategy: "cluster", "spread" or a permutation of the letters D, P and T, of which
-            the right-most varies fastest along the world ranks.
+        placement_strategy: "cluster", "spread", or the letters D, P and T in some order. The axis of the last
+            letter varies fastest along the world ranks.
         shards: Extent of T. The configuration offers 1 only.
 
     Example:

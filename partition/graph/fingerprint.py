@@ -122,7 +122,7 @@ def _said(number: int, mine: str, other: str, us: str, them: str) -> str:
 
 
 def _read(line: str) -> str:
-    """Returns a line of an outline in words."""
+    """Returns a sentence for a line of an outline."""
     path, what, rest, *more = [*line.split(" "), "", ""]
     if path == "variable":
         return f"variable {what!r} of type {rest}, {' '.join(more).strip().replace('/', ', ')}"

@@ -42,7 +42,7 @@ def functions(library: bytes) -> dict[str, Any]:
 
 
 def bodies(attrs: Any) -> list[str]:
-    """Returns the functions of which a call, a loop or a choice runs one: a loop its body, a choice a branch.
+    """Returns the functions that a node may run: the called one, a loop's body, the branches of a choice.
 
     Args:
         attrs: attributes of the node.

@@ -177,8 +177,3 @@ class StageForecast:
     def device_bytes(self) -> int:
         """Those of them in the device's memory."""
         return self.stored_bytes - self.host_bytes
-
-    @property
-    def constant_bytes(self) -> int:
-        """Those that do not follow the microbatches under way."""
-        return self.stored_bytes - self.stash_bytes

@@ -320,7 +320,7 @@ class Restore:
 
 def _are_slots_here(variable: Any, optimizer: Any) -> bool:
     """Returns whether this rank has slots of a variable that its stage stores, or some rows of them."""
-    return layouts.slots_of(variable, optimizer).is_at(layouts.here())
+    return layouts.is_updated_here(variable, optimizer)
 
 
 def _rows_to_look_at(variable: Any, optimizer: Any, stored: StoredTensor) -> tuple[int, int] | None:

@@ -212,7 +212,7 @@ class _Walk:
             for variable, name, slot in optimizer_slots.slots(optimizer, [item.target for item in reachable]):
                 of = item_of[id(variable)]
                 with_slots.add(id(variable))
-                if not layouts.slots_of(variable, optimizer).is_at(layouts.here()):
+                if not layouts.is_updated_here(variable, optimizer):
                     # An optimizer that was built before the model was wrapped; nothing changes them here.
                     continue
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"

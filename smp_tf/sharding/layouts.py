@@ -74,6 +74,16 @@ def slots_of(variable: Any, optimizer: Any) -> Spread:
     return layout.slots_of(by_rows=_updates_rows(optimizer, variable))
 
 
+def is_updated_here(variable: Any, optimizer: Any) -> bool:
+    """Returns whether this rank updates a variable of its stage, or some of it, and so has slots of it.
+
+    Args:
+        variable: any variable that this rank stores.
+        optimizer: of Keras; None where it is not known.
+    """
+    return slots_of(variable, optimizer).is_at(here())
+
+
 def _updates_rows(optimizer: Any, variable: Any) -> bool:
     """Returns whether an optimizer updates rows of a variable that may be cut: it can, and has no slots of all."""
     if not optimizer_slots.updates_rows(optimizer):
