@@ -110,8 +110,25 @@ class Whole:
         return f"whole on {self.axis} {self.at} of {self.of}" if self.axis else "whole"
 
 
+class _Divided:
+    """It lies in parts along an axis: place p has what is from borders[p] to borders[p + 1]."""
+
+    __slots__ = ()
+    borders: tuple[int, ...]
+
+    @property
+    def places(self) -> int:
+        """Returns the number of parts."""
+        return len(self.borders) - 1
+
+    @property
+    def only(self) -> int | None:
+        """Returns None: places have parts."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
-class SplitOver:
+class SplitOver(_Divided):
     """It is split along a dimension: place p of an axis has the part from borders[p] to borders[p + 1].
 
     Args:
@@ -135,16 +152,6 @@ class SplitOver:
                 f"The keeper of what is split is one of the {self.places} places. Received: {self.keeper}"
             )
 
-    @property
-    def places(self) -> int:
-        """Returns the number of parts."""
-        return len(self.borders) - 1
-
-    @property
-    def only(self) -> int | None:
-        """Returns None: places have parts."""
-        return None
-
     def is_at(self, place: Place) -> bool:
         """Returns whether the part at a place is not empty."""
         start, stop = self.rows_at(place)
@@ -164,7 +171,7 @@ class SplitOver:
 
 
 @dataclass(frozen=True, slots=True)
-class BucketRange:
+class BucketRange(_Divided):
     """It is a range of a bucket, a row of the elements of several variables, and the bucket is split over an axis.
 
     Args:
@@ -190,16 +197,6 @@ class BucketRange:
                 f"A range of a bucket lies within its {self.borders[-1]} elements. Received: {self.start} to "
                 f"{self.stop}"
             )
-
-    @property
-    def places(self) -> int:
-        """Returns the number of parts of the bucket."""
-        return len(self.borders) - 1
-
-    @property
-    def only(self) -> int | None:
-        """Returns None: places have parts."""
-        return None
 
     def is_at(self, place: Place) -> bool:
         """Returns whether a place has elements of the range."""

@@ -115,14 +115,6 @@ class StageForecast:
         """
         return dataclasses.replace(self, memory=self.memory | memory)
 
-    def with_on_host(self, *uses: Use) -> StageForecast:
-        """Returns the forecast with some uses in the host's memory, and no others.
-
-        Args:
-            uses: which.
-        """
-        return dataclasses.replace(self, memory=dataclasses.replace(self.memory, on_host=uses))
-
     @property
     def weight_bytes(self) -> int:
         """Bytes of variables."""

@@ -12,6 +12,7 @@ from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.memory_limit import enough, excess, too_large
 from smp_tf.partition.plan.stage_forecast import Use
 from tests.partition.plan.test_plan import small_plan
+from tests.partition.uses_on_host import with_on_host
 
 # Both stages of the small plan need 2624 bytes.
 
@@ -40,7 +41,7 @@ def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
 
 
 def test_what_is_on_the_host_is_not_limited_but_told() -> None:
-    rows = tuple(row.with_on_host(Use.GRADIENTS) for row in small_plan().forecast)
+    rows = tuple(with_on_host(row, Use.GRADIENTS) for row in small_plan().forecast)
     plan = small_plan(forecast=rows)
     assert excess(plan, (2112, 2112)) == 0
     error = too_large(plan, Ranks.alike(2, 2000))

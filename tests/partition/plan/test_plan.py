@@ -17,6 +17,7 @@ from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic,
 from smp_tf.partition.units.cost import estimate
 from smp_tf.partition.units.units import build_units
 from tests.partition.op_graph_builder import chain_of_dense
+from tests.partition.uses_on_host import with_on_host
 
 
 def small_plan(**changes: Any) -> Plan:
@@ -180,9 +181,9 @@ def test_the_forecast_counts_what_the_stages_hold_and_send() -> None:
 def test_what_is_on_the_host_is_not_on_the_device() -> None:
     row, _ = small_plan().forecast
     assert (row.host_bytes, row.device_bytes, row.stored_bytes) == (0, 2624, 2624)
-    gradients = row.with_on_host(Use.GRADIENTS)
+    gradients = with_on_host(row, Use.GRADIENTS)
     assert (gradients.host_bytes, gradients.device_bytes, gradients.stored_bytes) == (512, 2112, 2624)
-    both = row.with_on_host(Use.GRADIENTS, Use.SLOTS)
+    both = with_on_host(row, Use.GRADIENTS, Use.SLOTS)
     assert (both.host_bytes, both.device_bytes, both.stored_bytes) == (1536, 1088, 2624)
 
 

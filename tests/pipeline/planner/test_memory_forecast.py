@@ -13,6 +13,7 @@ from smp_tf.pipeline.planner.proposal import propose
 from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from tests.partition.op_graph_builder import chain_of_dense
+from tests.partition.uses_on_host import with_on_host
 
 TWO = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
 
@@ -53,9 +54,9 @@ def test_an_optimizer_makes_something_for_few_weights_at_a_time(width: int, laye
     rows = plan.forecast
     assert [optimizer_bytes(stage, row, done, in_buckets=False) for stage, row in enumerate(rows)] == made
     # What is averaged on the host comes back beside it, unless it is used there.
-    on_host = rows[0].with_on_host(Use.GRADIENTS)
+    on_host = with_on_host(rows[0], Use.GRADIENTS)
     assert optimizer_bytes(0, on_host, done, in_buckets=False) == made[0] + on_host.gradient_bytes
-    assert optimizer_bytes(0, rows[0].with_on_host(Use.GRADIENTS, Use.SLOTS), done, in_buckets=False) == made[0]
+    assert optimizer_bytes(0, with_on_host(rows[0], Use.GRADIENTS, Use.SLOTS), done, in_buckets=False) == made[0]
     # Buckets of gradients do not wait for each other.
     assert optimizer_bytes(0, rows[0], done, in_buckets=True) == rows[0].gradient_bytes
 

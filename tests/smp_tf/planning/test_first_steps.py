@@ -16,6 +16,7 @@ from smp_tf.partition.plan.stage_forecast import Use
 from smp_tf.planning import first_steps
 from smp_tf.planning.first_steps import Expected, RankMemory, render
 from tests.partition.plan.test_plan import small_plan
+from tests.partition.uses_on_host import with_on_host
 
 MIB = 2**20
 
@@ -37,7 +38,7 @@ def test_the_forecast_stands_beside_what_was_measured_with_the_slots_that_there_
 
 
 def test_what_is_on_the_host_is_not_in_the_forecast_of_a_device() -> None:
-    rows = tuple(row.with_on_host(Use.SLOTS) for row in small_plan().forecast)
+    rows = tuple(with_on_host(row, Use.SLOTS) for row in small_plan().forecast)
     found = {0: RankMemory(4 * MIB, MIB), 1: RankMemory(4 * MIB, MIB)}
     lines = render(small_plan(forecast=rows), found, 0.5).splitlines()
     assert [line.split("│")[3].strip() for line in lines[4:6]] == ["1.6 KiB"] * 2

@@ -16,6 +16,7 @@ from smp_tf.partition.plan.stage_forecast import Use
 from smp_tf.planning import host_memory
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
 from tests.partition.plan.test_plan import small_plan
+from tests.partition.uses_on_host import with_on_host
 
 #: Two replicas of two partitions; stage 1 of the last one is on another host.
 TOPOLOGY = Topology(Mesh(4, 2), 0, 0, 3, ("a", "a", "a", "b"), (11, 12, 13, 14))
@@ -24,7 +25,7 @@ TOPOLOGY = Topology(Mesh(4, 2), 0, 0, 3, ("a", "a", "a", "b"), (11, 12, 13, 14))
 def offloaded(*, slots: bool) -> Plan:
     """Of each stage, 512 bytes of gradients and 1024 of slots are on the host, or only the former."""
     rows = small_plan().forecast
-    kept = (row.with_on_host(*((Use.GRADIENTS, Use.SLOTS) if slots else (Use.GRADIENTS,))) for row in rows)
+    kept = (with_on_host(row, *((Use.GRADIENTS, Use.SLOTS) if slots else (Use.GRADIENTS,))) for row in rows)
     return small_plan(forecast=tuple(kept))
 
 
