@@ -14,9 +14,9 @@ under the tensor's key, as a slice in TensorFlow's sense.
 
 Every save draws part names of its own, so it never touches a file that an earlier manifest names, also when it saves
 the same number again. A deletion takes the manifest first. Whatever instant a process is killed at, each manifest that
-is there names files that are whole; files that no manifest names are left-overs (`checkpoint_leftovers`).
+is there names files that are whole; files that no manifest names are left-overs (`leftovers.py`).
 
-What manifests name may come from elsewhere: `checkpoint_manifest` refuses names that no save writes, and nothing is
+What manifests name may come from elsewhere: `manifest.py` refuses names that no save writes, and nothing is
 written or deleted through a link.
 
 This file knows folders, names and tensors; it knows nothing of models, ranks that talk, or TensorFlow's objects.

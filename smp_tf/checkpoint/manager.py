@@ -3,8 +3,8 @@
 save       all ranks come, say what they have ──▶ owners write parts ──▶ all are done ──▶ rank 0 commits, then rotates
 restore    all ranks agree on the checkpoint  ──▶ each reads what it stores; the rest waits for its objects
 
-`checkpoint_writing` is one save; `checkpoint_files` tells what is written where, `checkpoint_manifest` how that is
-noted, `checkpoint_keys` under which keys, `checkpoint_rotation` what stays, `restore` how it comes back.
+`writing.py` is one save; `files.py` tells what is written where, `manifest.py` how that is noted, `survey.py` under
+which keys, `rotation.py` what stays, `restore.py` how it comes back.
 """
 
 from __future__ import annotations

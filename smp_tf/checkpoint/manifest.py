@@ -3,7 +3,7 @@
     a kernel                whole        part 0
     its slot of 100 rows    in slices    part 0 has rows 0 to 48, part 1 has rows 49 to 99
 
-The text is JSON, with a hash of itself; `checkpoint_files` tells where it is, and when it is put there.
+The text is JSON, with a hash of itself; `files.py` tells where it is, and when it is put there.
 
 The hash tells damage, not who wrote it: a folder may come from elsewhere. So a manifest is taken only if each of its
 fields is of its kind, and if the files it names are such as a save of its own name writes.
@@ -241,7 +241,7 @@ def _manifest_from(content: Any, digest: str) -> Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class _Random:
-    """What `step_random.state` gives."""
+    """What `variables/step_seeds.py` `state` gives."""
 
     seed: int
     steps: Mapping[str, int]

@@ -80,7 +80,7 @@ class Restore:
         step_seeds.restore(self._manifest.random)
 
     def values_for(self, placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
-        """Does what `pending_restore.values_for` says."""
+        """Does what `pending.values_for` says."""
         found = survey(self._checkpoint)
         key_of = found.key_of()
         stage = runtime.current().topology.stage
@@ -108,7 +108,7 @@ class Restore:
         return value
 
     def take_what_exists(self) -> None:
-        """Does what `pending_restore.take_what_exists` says."""
+        """Does what `pending.take_what_exists` says."""
         # Later, the script may have changed what it has made.
         if self._steps == 0:
             self._take(self._to_take(survey(self._checkpoint)))

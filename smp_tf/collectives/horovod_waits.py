@@ -4,8 +4,8 @@
                                                                        come_to ─▶ the op ─▶ come_through
 
 All of Horovod's Python code reaches its ops through the functions of one module, which are replaced here. So a rank
-that waits long for others says at which call it waits, as it does at the collectives of smp_tf (watch/replicas.py). The
-latter have names of their own there, and go through `data_parallel.collective`.
+that waits long for others says at which call it waits (`watch/replicas.py`). The collectives of smp_tf are noted there
+too, with names of their own: they go through `collectives/interface.py`.
 """
 
 from __future__ import annotations

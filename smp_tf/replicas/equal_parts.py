@@ -5,7 +5,7 @@
 
 The parts are cut from all tensors in a row, so that every replica adds up and moves the same number of bytes, whatever
 their sizes; as many as in a ring. All take the same bits of each part: they stay equal. What is sent may be smaller
-than what is added up (`wire_compression`).
+than what is added up (`two_byte_floats.py`).
 
 Source: Thangakrishnan et al., "Herring: Rethinking the Parameter Server at Scale for the Cloud", SC20, section 4
 (balanced fusion buffers).

@@ -6,14 +6,14 @@
     embedding          average ─ slots, update ── its rows ───────▶ takes them
                        takes them ◀───────────── its rows ───────── average ─ slots, update
 
-Shares are of equal bytes (`slot_shares`): of whole weights, and of rows of those that would make them unequal. Only the
-replica that updates a weight receives the average of its gradient (`sums_at_receivers`); on the others it is None, as
-the gradient of another stage's weight is. Of one that is cut each receives the average for its rows where the step
-itself applies it, as in `fit`. Where a script does, the average goes to all: it may look at gradients, and what some
-rows of it are is nothing that a list of gradients can say. An optimizer is handed the weights of this rank's share
-(`optimizer/patch.py`), or blocks with the rows of them (`row_blocks`), and makes slots for no others. One that cannot
-update rows by themselves updates the whole weight, on one replica. What it has written is then gathered
-(`gather.py`).
+Shares are of equal bytes (`partition/place/slot_shares.py`). They hold whole weights, and rows of those that would make
+shares unequal. Only the replica that updates a weight receives the average of its gradient
+(`replicas/reduce_scatter.py`). On the others it is None, as the gradient of another stage's weight is. Of a weight that
+is cut, each replica receives the average for its rows where the step itself applies it, as in `fit`. Where a script
+applies it, the average goes to all: a script may look at gradients, and a list of gradients cannot say that one of them
+is of some rows. An optimizer is handed the weights of this rank's share (`optimizer/patch.py`), or blocks with their
+rows (`row_blocks.py`), and makes slots for no others. One that cannot update rows by themselves updates the whole
+weight, on one replica. What it has written is then gathered (`gather.py`).
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, sections 5.1
 and 5.2 (slots are shared, and averages of gradients; sums over microbatches are not).

@@ -194,7 +194,7 @@ class BatchFunction:
         return self._over_replicas and runtime.current().topology.replicas > 1
 
     def _examine(self, traced: StepTrace, retrace: Retrace) -> Handed | None:
-        """Prepares the check of the losses of a new program, if there is to be one; see `loss_check.py`."""
+        """Prepares the check of the losses of a new program, if there is to be one; see `loss_check/check.py`."""
         running = runtime.current()
         is_first = len(self._traced) == 1
         if self._method == "predict_step" or not running.config.check_losses or not self._in_parts:
