@@ -10,9 +10,9 @@ import tensorflow as tf
 from smp_tf.collectives.interface import order
 from smp_tf.gradients.agreement import require_alike
 from smp_tf.job import runtime
-from smp_tf.replicas import sums as data_parallel
 from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
 from smp_tf.replicas.sparse_sums import sum_of_slices
+from smp_tf.replicas.sums import scaled, sum_gradients
 from smp_tf.replicas.unaveraged import require_averaged
 from smp_tf.sharding import layouts
 from smp_tf.variables.host_offload import beside_gradients
@@ -60,12 +60,12 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
         return results
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
     tensors = [tf.convert_to_tensor(results[i]) for i in dense]
-    sums = data_parallel.sum_gradients(tensors, name, handles=handles)
+    sums = sum_gradients(tensors, name, handles=handles)
     with beside_gradients():
         for i, total in zip(dense, sums, strict=True):
-            results[i] = data_parallel.scaled(total, 1.0 / replicas)
+            results[i] = scaled(total, 1.0 / replicas)
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
-        results[i] = data_parallel.scaled(sum_of_slices(results[i], f"{name}_{i}", handles), 1.0 / replicas)
+        results[i] = scaled(sum_of_slices(results[i], f"{name}_{i}", handles), 1.0 / replicas)
     for i in todo:
         mark_averaged(results[i])
     return results

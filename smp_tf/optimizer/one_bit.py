@@ -30,8 +30,7 @@ from smp_tf.job.agreement import require_agreement
 from smp_tf.job.exchange import allgather_json
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.spread import Partial
-from smp_tf.replicas import sums as data_parallel
-from smp_tf.replicas import unaveraged
+from smp_tf.replicas import sums, unaveraged
 from smp_tf.replicas.one_bit_errors import ErrorFeedback, Group, errors_per_weight
 from smp_tf.sharding.layouts import layout_of
 
@@ -161,8 +160,8 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         averages: dict[int, tf.Tensor] = {}
         for group in groups:
             tensors = [_dense(gradients[member], weights[member]) for member in group.members]
-            sums = data_parallel.sum_gradients(tensors, f"smp_one_bit_gradients_{group.number}", handles=_handles())
-            averages.update(zip(group.members, (total * (1.0 / replicas) for total in sums), strict=True))
+            totals = sums.sum_gradients(tensors, f"smp_one_bit_gradients_{group.number}", handles=_handles())
+            averages.update(zip(group.members, (total * (1.0 / replicas) for total in totals), strict=True))
         return [averages[position] for position in range(len(gradients))]
 
     def _averaged_momenta(
