@@ -1,10 +1,9 @@
-"""Tells whether two processes traced the same step, and if not, where they part.
+"""Tells whether two processes traced the same step, and if not, where the two steps differ.
 
 Each node is hashed by what it computes: op type, types, attributes and the numbers of the nodes it
-    reads. Left out is what
-differs from process to process without meaning anything: names of nodes, seeds, placement hints,
-and the running numbers in the names of generated functions (`__inference_body_1234`), which are
-replaced by the hash of the function's content.
+    reads. What differs from process to process without meaning anything is left out: names of nodes, seeds and
+    placement hints. TensorFlow also numbers the functions that it generates (`__inference_body_1234`). Such a name is
+    replaced by the hash of the function's content.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ def fingerprint(graph: OpGraph) -> str:
 
 
 def form(graph: OpGraph) -> tuple[str, ...]:
-    """Returns what of a step does not depend on the sizes of its arguments, line by line, as `outline` gives all of it.
+    """Returns the lines of a step's outline that do not depend on the sizes of its arguments.
 
-    Replicas whose batches differ in size agree on this: their graphs differ in shapes, in the ops that shapes call for,
-    and in what is handed out to be looked at.
+    Replicas whose batches differ in size agree on these lines. Their graphs differ in shapes, in the ops that shapes
+    call for, and in the step's outputs.
 
     Args:
         graph: one microbatch of the step.
@@ -53,14 +52,14 @@ def form(graph: OpGraph) -> tuple[str, ...]:
 
 
 def outline(graph: OpGraph) -> tuple[str, ...]:
-    """Returns the step line by line, for finding out where two differ.
+    """Returns the step line by line, so that two steps can be compared.
 
     Args:
         graph: one microbatch of the step.
 
     Returns:
-        A line per variable, "variable <name> <type>", a line per node, "<layer> <op> <types>
-        <hash>", with "-" for the layer of ops outside every layer, and one for the results.
+        A line per variable, "variable <name> <type>"; a line per node, "<layer> <op> <types> <hash>"; and a line for
+        the results. The layer of an op outside every layer is "-".
     """
     known: dict[str, str] = {}
     library = functions(graph.library)
@@ -90,13 +89,13 @@ def _variables(graph: OpGraph) -> list[str]:
 
 
 def difference(ours: Sequence[str], theirs: Sequence[str], us: str = "this rank", them: str = "the other") -> str:
-    """Says where two steps part.
+    """Says where two steps differ.
 
     Args:
-        ours: outline of one.
-        theirs: outline of the other.
-        us: what to call the process of the first, such as "rank 2".
-        them: what to call that of the other.
+        ours: outline of one step.
+        theirs: outline of the other step.
+        us: what to call the process of the first step, such as "rank 2".
+        them: what to call the process of the other step.
 
     Returns:
         One sentence about the first variable or op that differs; "" when none does.
@@ -134,7 +133,7 @@ def _read(line: str) -> str:
 
 
 def type_in_words(kind: TensorType) -> str:
-    """Returns a type for people and for comparison, such as "float32[?,8]"."""
+    """Returns a type as text, such as "float32[?,8]"."""
     shape = "?" if kind.shape is None else ",".join("?" if d is None else str(d) for d in kind.shape)
     return f"{kind.dtype}[{shape}]"
 
@@ -153,7 +152,7 @@ def _hash_attributes(content: Any, attrs: Any, library: dict[str, Any], known: d
 
 
 def _function(name: str, library: dict[str, Any], known: dict[str, str]) -> str:
-    """Returns the hash of a function by content: what its results and its effects are computed from."""
+    """Returns the hash of a function's content, that is of what its results and its effects are computed from."""
     if name in known:
         return known[name]
     known[name] = "recursive"

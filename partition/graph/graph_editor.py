@@ -8,7 +8,7 @@ from smp_tf.partition.graph.op_graph import Gradient, Node, OpGraph, Tensor
 
 
 class GraphEditor:
-    """Copies a graph and lets a pass put nodes in between.
+    """Copies a graph and lets a pass insert nodes.
 
     Args:
         graph: the graph to copy.
@@ -28,7 +28,7 @@ class GraphEditor:
         self._kept: list[int] = []
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """Returns a tensor of the old graph in the new one; its node must have been kept."""
+        """Returns where a tensor of the old graph is in the new one. The tensor's node must have been kept."""
         return Tensor(self._new_number[tensor.node], tensor.index)
 
     def moved_node(self, number: int) -> Node:
@@ -41,12 +41,12 @@ class GraphEditor:
         )
 
     def add(self, node: Node) -> Tensor:
-        """Appends a new node, which refers to nodes of the new graph; gives its first output."""
+        """Appends a new node, whose inputs are of the new graph, and returns its first output."""
         self._nodes.append(node)
         return Tensor(len(self._nodes) - 1, 0)
 
     def keep(self, number: int, node: Node) -> None:
-        """Appends what takes the place of an old node."""
+        """Appends the node that replaces an old one."""
         self._new_number[number] = len(self._nodes)
         self._kept.append(len(self._nodes))
         self._nodes.append(node)
@@ -59,7 +59,8 @@ class GraphEditor:
         """
         nodes = list(self._nodes)
         for new in self._kept:
-            # A backward op may come before the forward op it names: a loop takes inputs made for its gradient.
+            # A backward op may come before the forward op it names, since a loop takes inputs that are made for its
+            # gradient.
             forward_of = nodes[new].forward_of
             if forward_of is not None:
                 nodes[new] = dataclasses.replace(nodes[new], forward_of=self._new_number[forward_of])

@@ -1,7 +1,7 @@
 """Reads the serialised parts of an op graph: NodeDefs and the function library.
 
-TensorFlow is imported when something is first parsed, not when this file is imported: a graph made
-by hand, with empty definitions, is costed and cut without it.
+TensorFlow is imported when something is first parsed, not when this file is imported. So a graph made by hand, with
+empty definitions, is costed and cut without TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smp_tf.partition.graph.op_graph import Node
 
-#: Calls of functions within functions that are looked into; one that calls itself has no end.
+#: How deep calls of functions within functions are followed. Without a limit, a function that calls itself has no end.
 MAX_DEPTH = 16
 
 
@@ -24,7 +24,7 @@ def _parse_node(definition: bytes) -> Any:
 
 
 def attributes(node: Node) -> Any:
-    """Returns the attributes of a node, AttrValues by name; none for a node without a definition."""
+    """Returns the attributes of a node, AttrValues by name. A node without a definition has none."""
     if not node.definition:
         return {}
     return _parse_node(node.definition).attr
@@ -42,7 +42,7 @@ def functions(library: bytes) -> dict[str, Any]:
 
 
 def bodies(attrs: Any) -> list[str]:
-    """Returns the functions that a node may run: the called one, a loop's body, the branches of a choice.
+    """Returns the names of the functions that a node may run: the called one, a loop's body, the branches of a choice.
 
     Args:
         attrs: attributes of the node.
@@ -56,10 +56,11 @@ def bodies(attrs: Any) -> list[str]:
 
 
 def function_names(attrs: Any) -> list[str]:
-    """Returns the names of all functions that attributes refer to, and some that are only text.
+    """Returns all names that may be functions: those that attributes refer to, and texts that look like a name.
 
     Args:
-        attrs: attributes of a node or of a function; a fused LSTM names its twin for another device in a plain string.
+        attrs: attributes of a node or of a function. A fused LSTM names its counterpart for another device in a plain
+            string.
     """
     names = []
     for attribute in attrs.values():
@@ -72,7 +73,7 @@ def function_names(attrs: Any) -> list[str]:
 
 
 def colocated_with(node: Node) -> tuple[str, ...]:
-    """Returns the names of the nodes that this one must be placed with (the `_class` attribute)."""
+    """Returns the names of the nodes that a node must be placed with (its `_class` attribute)."""
     if b"_class" not in node.definition:
         return ()
     found = attributes(node)["_class"].list.s
@@ -80,7 +81,7 @@ def colocated_with(node: Node) -> tuple[str, ...]:
 
 
 def in_order(function: Any) -> list[Any]:
-    """Returns a function's nodes, each after the nodes it reads: a body may list them in any order."""
+    """Returns a function's nodes, each after the nodes it reads. A function's body may list them in any order."""
     by_name = {node.name: node for node in function.node_def}
     done: set[str] = set()
     order: list[Any] = []

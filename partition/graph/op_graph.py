@@ -1,13 +1,13 @@
 """The op graph: one microbatch of a training step as plain, immutable data.
 
-Every pass of this room takes an `OpGraph` and gives an `OpGraph`; none holds a `tf.Operation`. The graph holds the
-forward and the backward ops of ONE microbatch, in an order that is topological:
+Every pass takes an `OpGraph` and gives an `OpGraph`. Neither holds a `tf.Operation`. The graph holds the forward and
+the backward ops of ONE microbatch, in an order that is topological:
 
     Argument ──┐                        (a microbatch slice of a step argument)
     Variable ──┼─▶ forward ops ─▶ loss ─▶ backward ops ─▶ gradients
     Capture ───┘        └────────── stash ──────▲
 
-Four node kinds stand for what flows in from outside, and for no op of TensorFlow's. They are `ARGUMENT`, `CAPTURE` (a
+Four kinds of nodes stand for what flows in from outside. They are no ops of TensorFlow's: `ARGUMENT`, `CAPTURE` (a
 tensor of the caller, the same on every rank), `VARIABLE` (the resource handle of a variable) and `SEED` (the
 counter-based random key of this microbatch, int32[4]).
 """
@@ -29,7 +29,7 @@ VARIABLE = "SmpVariable"
 SEED = "SmpSeed"
 SOURCES = frozenset({ARGUMENT, CAPTURE, VARIABLE, SEED})
 
-#: Types whose tensors exist only inside one process: no cut may go through them.
+#: Types whose tensors exist only inside one process. No cut may go through such a tensor.
 UNSENDABLE_DTYPES = frozenset({"resource", "variant", "string"})
 
 _ITEM_BYTES = {"bool": 1, "half": 2, **dict.fromkeys(UNSENDABLE_DTYPES, 0)}
@@ -45,13 +45,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """What is known about a tensor before it exists.
+    """What is known of a tensor before the step runs.
 
     Args:
         dtype: TensorFlow's name of the type, such as "float32".
-        shape: one int or None (unknown until it runs) a dimension; None when even the rank is unknown.
-        entry: for a variant that is a list of tensors, such as a loop keeps for its gradient: the type of an entry.
-        entries: how many entries such a list has in the end.
+        shape: an int for each dimension, or None where it is unknown until the step runs; None when even the rank is
+            unknown.
+        entry: the type of an entry, for a variant that is a list of tensors. A loop keeps such lists for its gradient.
+        entries: how many entries the list has in the end.
     """
 
     dtype: str
@@ -61,17 +62,17 @@ class TensorType:
 
     @property
     def is_static(self) -> bool:
-        """Whether every dimension is known."""
+        """Returns whether every dimension is known."""
         return self.shape is not None and all(d is not None for d in self.shape)
 
     def nbytes(self, unknown: int = 1) -> int:
-        """Returns the bytes of such a tensor, each unknown dimension counted as `unknown`.
+        """Returns the bytes of a tensor of this type, each unknown dimension counted as `unknown`.
 
         Args:
             unknown: length assumed for dimensions that are not known.
 
         Returns:
-            Bytes, those of its entries for a list of tensors; 0 for handles and other variants.
+            Bytes. Those of a list of tensors are those of its entries; handles and other variants have 0.
         """
         if self.entry is not None:
             return self.entries * self.entry.nbytes(unknown)
@@ -83,13 +84,13 @@ class TensorType:
 
 @functools.cache
 def item_bytes(dtype: str) -> int:
-    """Returns the bytes of one element of a type; 0 for what exists only inside one process.
+    """Returns the bytes of one element of a type; 0 for a type that exists only inside one process.
 
     Args:
-        dtype: TensorFlow's name of the type, such as "float8_e5m2" or "quint16", which holds the number of its bits.
+        dtype: TensorFlow's name of the type, such as "float8_e5m2" or "quint16". The number of bits is in the name.
 
     Returns:
-        Its bytes in a tensor, where elements of fewer than 8 bits take one each.
+        Bytes of an element in a tensor. An element of fewer than 8 bits takes one byte.
 
     Raises:
         GraphError: The name says no number of bits.
@@ -107,11 +108,11 @@ class Call:
     """One call of one layer during the trace.
 
     Args:
-        index: position in `OpGraph.calls`; call 0 stands for "outside every model".
+        index: position in `OpGraph.calls`. Call 0 stands for "outside every model".
         path: names of the layers from the model inwards, such as "net/block_0/mlp"; "" for call 0.
         class_name: class of the layer, for reports.
-        parent: index of the call this one was made in; None for call 0.
-        stage: the stage the script asked for with a manual placement, or None.
+        parent: index of the call in which this one was made; None for call 0.
+        stage: the stage that the script asked for with a manual placement, or None.
     """
 
     index: int
@@ -123,16 +124,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable the step touches.
+    """A variable that the step touches.
 
     Args:
         index: position in `OpGraph.variables`.
         name: unique name for people and messages, such as "net/dense/kernel".
         type: dtype and shape of the value.
         trainable: whether gradients are wanted.
-        in_model: True for a variable of a distributed model (stored by one stage); False for one of the script's
-            own, such as a metric's, which lives on every rank.
-        read_only: no op of the step writes it.
+        in_model: True for a variable of a distributed model, which one stage stores; False for one of the script's own,
+            such as a metric's, which lives on every rank.
+        read_only: whether no op of the step writes it.
     """
 
     index: int
@@ -154,12 +155,12 @@ class Node:
         control: nodes that must have run before.
         outputs: type of each output.
         definition: the serialised NodeDef (attributes; its inputs are not used), b"" for sources.
-        call: the layer call the op was made in; for a backward op, that of the forward op it differentiates.
-        backward: made while gradients were being taken.
+        call: the layer call in which the op was made; for a backward op, the call of the forward op it differentiates.
+        backward: whether it was made while gradients were taken.
         forward_of: for a backward op, the forward node it differentiates, where known.
-        stateful: has an effect, or a result that differs from run to run.
+        stateful: whether it has an effect, or a result that differs from run to run.
         reads, writes: variables whose value the op (or a function it calls) may read or write.
-        source: for ARGUMENT, CAPTURE and VARIABLE: which one.
+        source: the number of the argument, capture or variable, for a node of kind ARGUMENT, CAPTURE or VARIABLE.
     """
 
     name: str
@@ -179,7 +180,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What the step took as the gradient of a variable.
+    """The tensors that the step took as the gradient of a variable.
 
     Args:
         variable: index of the variable.
@@ -195,7 +196,7 @@ class OpGraph:
     """One microbatch of a step: nodes in topological order, and what they touch.
 
     Args:
-        nodes: position in this tuple is the node's number.
+        nodes: all nodes; the position in this tuple is the node's number.
         calls: layer calls; `calls[0]` is "outside".
         variables: what the VARIABLE nodes stand for.
         outputs: the tensors the step returns, flattened.
@@ -216,7 +217,7 @@ class OpGraph:
 
     @cached_property
     def consumers(self) -> dict[Tensor, tuple[int, ...]]:
-        """Nodes that take each tensor as data input, in order, each once."""
+        """Returns the nodes that take each tensor as data input, in order, each once."""
         found: dict[Tensor, list[int]] = {}
         for number, node in enumerate(self.nodes):
             for tensor in dict.fromkeys(node.inputs):
@@ -225,12 +226,12 @@ class OpGraph:
 
     @cached_property
     def number_of(self) -> dict[str, int]:
-        """Node number by name."""
+        """Returns each node's number by its name."""
         return {node.name: number for number, node in enumerate(self.nodes)}
 
     @cached_property
     def used_variables(self) -> frozenset[int]:
-        """The variables that an op reads or writes, or that have a gradient."""
+        """Returns the variables that an op reads or writes, or that have a gradient."""
         touched = {variable for node in self.nodes for variable in node.reads + node.writes}
         return frozenset(touched | {gradient.variable for gradient in self.gradients})
 
@@ -252,8 +253,8 @@ class OpGraph:
         """Returns the same graph with only the given nodes, renumbered.
 
         Args:
-            keep: numbers of the nodes to keep; each must have its data inputs among them. Control edges from
-                dropped nodes go; so do outputs and gradients that lost a tensor (which is an error for outputs).
+            keep: numbers of the nodes to keep. Each must have its data inputs among them. Control edges from dropped
+                nodes are dropped. So are gradients that lost a tensor; an output that lost one is an error.
 
         Returns:
             A new graph.
@@ -288,7 +289,7 @@ class OpGraph:
         return replace(self, nodes=tuple(nodes), outputs=tuple(moved(t) for t in self.outputs), gradients=gradients)
 
     def validate(self) -> None:
-        """Checks the rules every pass relies on.
+        """Checks the rules that every pass relies on.
 
         Raises:
             GraphError: a name stands twice, an edge points forward or to nothing, or a reference is out of range.

@@ -6,11 +6,11 @@ from smp_tf.partition.graph.op_graph import SOURCES
 
 
 def named(names: str) -> frozenset[str]:
-    """Returns the op types in a text."""
+    """Returns the op types that a text lists."""
     return frozenset(names.split())
 
 
-#: Products and convolutions: what the time of most models is spent in.
+#: Products and convolutions. Most models spend most of their time in them.
 MATRIX_OPS = named(
     """
     MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum SparseMatMul SparseTensorDenseMatMul
@@ -20,7 +20,7 @@ MATRIX_OPS = named(
     """
 )
 
-#: Ops that call functions of the library: one over and over, one once, or one of several.
+#: Ops that call functions of the library: loops, calls, and choices between several functions.
 LOOP_OPS = named("While StatelessWhile")
 CALL_OPS = named("PartitionedCall StatefulPartitionedCall")
 FUNCTION_OPS = LOOP_OPS | CALL_OPS | named("If StatelessIf Case StatelessCase")
@@ -48,17 +48,17 @@ FREE_OPS = SOURCES | named(
     """
 )
 
-#: Ops whose outputs are other names for the memory of their inputs, each of the input in its place.
+#: Ops whose outputs are other names for the memory of their inputs: output 0 for input 0, and so on.
 SAME_MEMORY_OPS = named(
     """
     Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient Bitcast CheckNumerics
     """
 )
 
-#: Ops whose output lies in memory that is there anyway: of a variable, or of the graph itself.
+#: Ops whose output lies in memory that exists anyway: that of a variable, or of the graph itself.
 NO_MEMORY_OPS = named("Const ReadVariableOp")
 
-#: Ops that copy what they give, and compute nothing.
+#: Ops that copy data and compute nothing.
 MOVING_OPS = named(
     """
     Gather GatherV2 GatherNd ResourceGather ResourceGatherNd Concat ConcatV2 Slice StridedSlice
@@ -106,7 +106,7 @@ PER_OUTPUT = {
     for name in names.split()
 }
 
-#: Ops that write their output into the memory of an input of its size, where nobody else reads that.
+#: Ops that write their output into the memory of an input of the same size, if nobody else reads that input.
 IN_PLACE_OPS = named(
     """
     Add AddV2 AddN Sub Mul Div RealDiv DivNoNan MulNoNan Maximum Minimum Neg Abs Sign Square Relu Relu6 ReluGrad
@@ -146,7 +146,7 @@ POOLING_OPS = named(
     """
 )
 
-#: Their gradients, which look at one around each element of the last input.
+#: Gradients of these ops. They look at a window around each element of the last input.
 POOLING_GRADIENTS = named(
     """
     MaxPoolGrad AvgPoolGrad MaxPool3DGrad AvgPool3DGrad MaxPoolGradWithArgmax

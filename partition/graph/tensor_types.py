@@ -9,7 +9,7 @@ from smp_tf.partition.graph.op_graph import TensorType
 
 
 def tensor_type(tensor: tf.Tensor) -> TensorType:
-    """Returns what TensorFlow has inferred of a tensor of a graph."""
+    """Returns the type that TensorFlow has inferred for a tensor of a graph."""
     entry = None
     if tensor.dtype == tf.variant and (listed := tf_internals.list_entry(tensor)):
         dtype, shape = listed
@@ -18,5 +18,5 @@ def tensor_type(tensor: tf.Tensor) -> TensorType:
 
 
 def static_shape(shape: tf.TensorShape) -> tuple[int | None, ...] | None:
-    """Returns a shape as a tuple, with None for a length that is not known; None where not even the rank is known."""
+    """Returns a shape as a tuple, with None for an unknown length; None where even the rank is unknown."""
     return None if shape.rank is None else tuple(shape.as_list())

@@ -1,9 +1,9 @@
-"""Costs of all nodes of a graph, those that call functions included.
+"""Costs of all nodes of a graph, also of those that call functions.
 
-A function's body has no shapes of its own: those of its arguments are known from the call, and are
-carried through the body by simple rules (products, element by element, the rest as unknown). A loop
-counts its body as often as its condition says, where that compares with a constant; the gradient of
-a loop as often as the loop; otherwise `ASSUMED_TRIPS` times, which is reported.
+A function's body has no shapes of its own. The call says the shapes of the arguments, and simple rules carry them
+through the body: one for products, one for elementwise ops; all other shapes are unknown. Where a loop's condition
+compares with a constant, the body counts as often as the condition says. The gradient of a loop counts as often as the
+loop. Every other loop counts `ASSUMED_TRIPS` times, and this is reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from smp_tf.partition.graph.op_graph import VARIABLE, Node, OpGraph, Tensor, Ten
 from smp_tf.partition.graph.op_kinds import CALL_OPS, FREE_OPS, FUNCTION_OPS, LOOP_OPS, PER_OUTPUT
 from smp_tf.partition.op_cost.node_cost import FREE, NodeCost, op_cost
 
-#: How often the body of a loop is taken to run when nothing says how often.
+#: How often the body of a loop is assumed to run when nothing says how often.
 ASSUMED_TRIPS = 16
 _INTEGERS = {3: np.int32, 9: np.int64}
 
@@ -36,20 +36,21 @@ def node_costs(graph: OpGraph, unknown: int = 1) -> tuple[NodeCost, ...]:
         unknown: length assumed for dimensions that are not known.
 
     Returns:
-        One cost a node.
+        One cost for each node.
     """
     costs, _ = _walk(graph, unknown)
     return costs
 
 
 def loop_trips(graph: OpGraph) -> dict[int, int]:
-    """Returns how often loops run: nodes that are loops, and loops in functions that nodes call.
+    """Returns how often the loops of a graph run, also those in functions that its nodes call.
 
     Args:
         graph: the graph, with the library of the functions it calls.
 
     Returns:
-        By number of the node; of several loops the longest. No entry where nothing says how often.
+        Turns by number of the node; the most where a node has several loops. A loop that nothing is known of has no
+        entry.
     """
     _, trips = _walk(graph, 1)
     return {number: max(known) for number, known in trips.items() if known}
@@ -77,7 +78,7 @@ def _walk(graph: OpGraph, unknown: int) -> tuple[tuple[NodeCost, ...], dict[int,
 
 
 def _held(graph: OpGraph, tensor: Tensor) -> TensorType:
-    """Returns the type of an input; a variable's handle is given the shape of the variable."""
+    """Returns the type of an input. A variable's handle is given the shape of the variable."""
     node, kind = graph.nodes[tensor.node], graph.type_of(tensor)
     if node.op == VARIABLE and node.source is not None:
         return TensorType(kind.dtype, graph.variables[node.source].type.shape)
@@ -116,8 +117,8 @@ class _Caller:
     Args:
         library: the functions.
         unknown: length assumed for dimensions that are not known.
-        assumed: how often loops run of which nothing is known; None for `ASSUMED_TRIPS`.
-        trips: how often the loops met so far run, where that is known.
+        assumed: how often a loop runs that nothing is known of; None for `ASSUMED_TRIPS`.
+        trips: how often the loops that were met so far run, where this is known.
     """
 
     library: dict[str, Any]
@@ -158,7 +159,7 @@ class _Caller:
         given: Sequence[_Known],
         depth: int,
     ) -> NodeCost:
-        """Sums over the ops of a function, with the shapes that can be told from its arguments."""
+        """Returns the sum over the ops of a function, with the shapes that follow from its arguments."""
         function = self.library.get(name)
         if function is None:
             return NodeCost(0.0, 0.0, 0.0, frozenset({f"{op} (function {name!r} not in the graph)"}))

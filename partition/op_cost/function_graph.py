@@ -1,7 +1,7 @@
-"""The body of a function as an op graph of its own, with the types that its tensors have in one call of it.
+"""The body of a function as an op graph of its own, with the types that its tensors have in one call.
 
-A function of the library says what its ops are, not how large: that depends on what it is given. TensorFlow infers it
-from the types of the arguments, those of the entries of lists and of variables included:
+A function of the library says what its ops are, not how large their tensors are. That depends on the arguments of the
+call. TensorFlow infers it from their types, among them the types of lists' entries and of variables:
 
     PartitionedCall(float32[128, 16, 512], list of float32[128, 512])
             │
@@ -22,9 +22,9 @@ from smp_tf.partition.graph.op_graph import ARGUMENT, Call, Node, OpGraph, Tenso
 from smp_tf.partition.graph.op_kinds import LOOP_OPS, SAME_MEMORY_OPS
 from smp_tf.partition.op_cost.loop_lists import with_list_lengths
 
-#: Ops that give as many elements as they take; the order of axes may be an argument, and the shape is unknown then.
+#: Ops that give as many elements as they take. The order of axes may be an argument; then the shape is unknown.
 _AS_MANY_OPS = frozenset({"Transpose", "ConjugateTranspose", "Reshape", "ZerosLike", "OnesLike"})
-#: Ops that give the list they take, with an entry more or another one.
+#: Ops that give the list they take, with one entry added or replaced.
 _EXTENDING_OPS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 
 
@@ -32,17 +32,17 @@ _EXTENDING_OPS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 def function_graph(
     library: bytes, name: str, arguments: tuple[TensorType, ...], results: tuple[TensorType, ...], trips: int
 ) -> OpGraph:
-    """Returns the op graph of a function's body, as it is in one call.
+    """Returns the op graph of a function's body in one call.
 
     Args:
-        library: serialised FunctionDefLibrary that has the function, and those it calls.
+        library: serialised FunctionDefLibrary with the function and those it calls.
         name: the function.
-        arguments: types of what it is given; that of a variable's handle has the type of the variable as its `entry`.
-        results: types of what it gives, as the caller knows them.
-        trips: how often loops run of which the body says nothing.
+        arguments: types of the arguments. The type of a variable's handle has the variable's type as its `entry`.
+        results: types of the results, as the caller knows them.
+        trips: how often a loop runs where the body does not say it.
 
     Returns:
-        The graph: first a node `ARGUMENT` for each argument, in order, then the ops; its outputs are the results.
+        The graph. It has a node `ARGUMENT` for each argument, in order, and then the ops. Its outputs are the results.
     """
     function = functions(library)[name]
     types, outputs = _inferred(library, function, arguments)
@@ -51,7 +51,7 @@ def function_graph(
     number_of = {node.name: number for number, node in enumerate(nodes)}
 
     def tensor(reference: str) -> Tensor:
-        """Returns the tensor that "argument" or "node:output:index" is."""
+        """Returns the tensor that a reference, "argument" or "node:output:index", stands for."""
         of, _, rest = reference.partition(":")
         return Tensor(number_of[of], outputs[of][rest] if rest else 0)
 
@@ -70,7 +70,7 @@ def function_graph(
 def _completed(
     op: str, made: tuple[TensorType, ...], taken: Sequence[TensorType], trips: int
 ) -> tuple[TensorType, ...]:
-    """Returns the types of what an op makes, with what TensorFlow does not infer from those of what it takes."""
+    """Returns the types of an op's outputs, completed where TensorFlow does not infer them from the op's inputs."""
     if op in _AS_MANY_OPS and (taken[0].entry is not None or (taken[0].is_static and not made[0].is_static)):
         # Zeros like a list are a list of zeros.
         return (taken[0],)
@@ -88,7 +88,7 @@ def _completed(
 
 
 def _refined(graph: OpGraph, results: Sequence[TensorType]) -> OpGraph:
-    """Returns the graph, where what it gives has the types that the caller knows."""
+    """Returns the graph with the types that the caller knows for its outputs."""
     nodes = list(graph.nodes)
     for tensor, kind in zip(graph.outputs, results, strict=True):
         while kind.is_static and (not graph.type_of(tensor).is_static or kind.entry != graph.type_of(tensor).entry):
@@ -105,7 +105,7 @@ def _refined(graph: OpGraph, results: Sequence[TensorType]) -> OpGraph:
 def _inferred(
     library: bytes, function: Any, arguments: Sequence[TensorType]
 ) -> tuple[dict[str, tuple[TensorType, ...]], dict[str, dict[str, int]]]:
-    """Returns the types of the outputs of each node of a function, and where "output:index" is among them."""
+    """Returns the types of the outputs of each node of a function, and the positions of "output:index" among them."""
     import tensorflow as tf
 
     from smp_tf.partition import tf_internals
@@ -121,7 +121,7 @@ def _inferred(
     for node in function.node_def:
         copied = body.node.add()
         copied.CopyFrom(node)
-        # An argument is there from the beginning.
+        # An argument exists from the beginning.
         waits = [reference for reference in node.input if reference[0] == "^" and reference[1:] not in names]
         copied.input[:] = [*(flat[reference] for reference in node.input if reference[0] != "^"), *waits]
     graph = tf.Graph()

@@ -1,4 +1,4 @@
-"""Finds what loops keep for their gradients: lists with an entry per turn, and which of them are the same memory.
+"""Finds what loops keep for their gradients: lists with an entry per turn, of which several may share memory.
 
     While(i, h, x, list a, list b) ──▶ i, h, x, a, b        the body of an LSTM
         x_t = TensorListGetItem(x, i)
@@ -7,8 +7,8 @@
         b'  = TensorListPushBack(b, h)                       what `a` got the time before: no memory of its own
         c'  = TensorListPushBack(c, x_t)                     entries of `x`
 
-TensorFlow knows the type of the entries, and `function_cost` how often a loop runs. Each memory is counted once, at the
-list that is read last.
+TensorFlow knows the type of the entries, and `function_cost` knows how often a loop runs. Memory that several lists
+share is counted once, at the list that is read last.
 """
 
 from __future__ import annotations
@@ -22,33 +22,32 @@ from smp_tf.partition.graph.op_graph import ARGUMENT, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import CALL_OPS, FUNCTION_OPS, LOOP_OPS, NO_MEMORY_OPS, SAME_MEMORY_OPS
 from smp_tf.partition.op_cost.function_cost import ASSUMED_TRIPS, loop_trips
 
-#: Names memory that is there anyway, such as that of a variable which each time round reads.
+#: The name of memory that exists anyway, such as that of a variable which every turn reads.
 _NOTHING = "nothing"
 
 
 def with_list_lengths(graph: OpGraph, assumed: int = ASSUMED_TRIPS) -> OpGraph:
-    """Returns the graph, with the number of entries of the lists that its loops and functions give.
+    """Returns the graph with the number of entries of each list that its loops and functions give.
 
     Args:
         graph: the op graph, whose lists have the types of their entries.
-        assumed: how often loops run where nothing says it.
+        assumed: how often a loop runs where nothing says it.
 
     Returns:
-        The same graph where there are no lists. A list whose entries are in another one's memory has none. Where
-        nothing says how often a loop runs, the number is `assumed`.
+        The same graph where there are no lists. A list whose entries are in another list's memory counts none.
     """
     if not any(kind.entry for node in graph.nodes for kind in node.outputs):
         return graph
     trips = loop_trips(graph)
     memory = _memory_of_lists(graph)
     last_read = {tensor: readers[-1] for tensor, readers in graph.consumers.items()}
-    # Of each memory, the list at which it is counted.
+    # For each memory, the list at which it is counted.
     counted: dict[Hashable, Tensor | None] = {_NOTHING: None}
     for tensor, token in memory.items():
         other = counted.setdefault(token, tensor)
         if other is None:
             continue
-        # What backward only takes from is forward's, and what a function is given its caller's.
+        # A list that backward only reads belongs to forward. A list that a function is given belongs to its caller.
         of = graph.nodes[other.node]
         if of.op == ARGUMENT or graph.nodes[tensor.node].backward != of.backward:
             continue
@@ -73,7 +72,7 @@ def with_list_lengths(graph: OpGraph, assumed: int = ASSUMED_TRIPS) -> OpGraph:
 
 
 def _memory_of_lists(graph: OpGraph) -> dict[Tensor, Hashable]:
-    """Returns a name for the memory in which the entries of each list lie, by the list."""
+    """Returns, for each list, a name for the memory in which its entries lie."""
     library = functions(graph.library)
     memory: dict[Tensor, Hashable] = {}
     for number, node in enumerate(graph.nodes):
@@ -92,7 +91,7 @@ def _memory_of_lists(graph: OpGraph) -> dict[Tensor, Hashable]:
 
 @dataclasses.dataclass(frozen=True)
 class _Argument:
-    """What the body of a loop is given at a position, each time round another."""
+    """What the body of a loop is given at a position, anew in every turn."""
 
     position: int
 
@@ -106,7 +105,7 @@ class _EntryOf:
 
 @dataclasses.dataclass(frozen=True)
 class _Extended:
-    """A list that got an entry."""
+    """A list to which an entry was added."""
 
     list: Hashable
     entry: Hashable
@@ -115,7 +114,7 @@ class _Extended:
 def _called(
     library: dict[str, Any], op: str, attrs: Any, given: Sequence[Hashable], path: tuple[Hashable, ...]
 ) -> list[Hashable]:
-    """Returns names for the memory of what a loop or a function gives, from those of what it is given."""
+    """Returns names for the memory of the results of a loop or a function, from the names of its arguments."""
     function = library.get(bodies(attrs)[0])
     if function is None or len(path) > MAX_DEPTH:
         return []
@@ -129,7 +128,7 @@ def _called(
 def _after_loop(
     position: int, body: Sequence[Hashable], given: Sequence[Hashable], path: tuple[Hashable, ...]
 ) -> Hashable:
-    """Returns the name of what a loop gives at a position, from what its body gives."""
+    """Returns the name of a loop's result at a position, from what its body gives."""
     made = body[position]
     if made == _Argument(position):
         return given[position]
@@ -139,7 +138,7 @@ def _after_loop(
     if isinstance(entry, _EntryOf) and isinstance(entry.list, _Argument) and body[entry.list.position] == entry.list:
         return given[entry.list.position]
     if isinstance(entry, _Argument):
-        # What the body is given is what it gave the time before, or always the same.
+        # The body is given what it gave in the turn before, or always the same.
         entry = _NOTHING if body[entry.position] == entry else body[entry.position]
     return _NOTHING if entry == _NOTHING else (path, entry)
 

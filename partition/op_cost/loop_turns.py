@@ -1,15 +1,15 @@
-"""Limits the turns of a loop that are under way, where its turns wait for each other.
+"""Limits how many turns of a loop are under way at once, where the turns wait for each other.
 
-TensorFlow begins up to `parallel_iterations` turns of a loop before the first of them is done, in Keras's recurrent
-layers 32. Where every turn needs a product that the one before makes, that is no faster. But what only a sum waits for
-is put off, and what it reads and makes lies there for all turns that have begun:
+TensorFlow begins up to `parallel_iterations` turns of a loop before the first of them is done. In Keras's recurrent
+layers this number is 32. Where every turn needs a product of the turn before, this saves no time. But it costs memory:
+an op that only a sum waits for is put off, and its inputs and outputs are kept for all turns that have begun:
 
     turn 0   dh ──┬─ MatMul ──▶ dh'                                the gradient of a kernel, as large as the kernel,
                   └─ MatMul ──▶ dW ──▶ sum                         once for every turn under way
     turn 1         dh' ─┬─ MatMul ──▶ dh''
                         └─ MatMul ──▶ dW ──▶ sum
 
-Turns that do not wait for each other, such as those of `tf.map_fn`, are what many threads are for: they stay many.
+The turns of `tf.map_fn` do not wait for each other. Many threads can work on them, so their number stays.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from smp_tf.partition.graph.node_def import MAX_DEPTH, attributes, bodies, funct
 from smp_tf.partition.graph.op_graph import Node, OpGraph
 from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, LOOP_OPS, MATRIX_OPS
 
-#: Turns of such a loop that may be under way: besides the first one, what the next has to do that waits for nothing.
+#: How many turns of such a loop may be under way: the first, and the next one's ops that wait for nothing.
 FEW = 2
 _AT_ONCE = "parallel_iterations"
-#: Functions with one text here do the same on different devices, and TensorFlow puts one in the place of another.
+#: The attribute that joins functions which do the same on different devices. TensorFlow replaces one by another.
 _ALIKE = "api_implements"
 _NEW = "_few_turns"
 #: TensorFlow's own number.
@@ -45,14 +45,14 @@ def turns_at_once(node: Node) -> int:
 
 
 def with_few_turns(graph: OpGraph) -> OpGraph:
-    """Returns the graph, with at most `FEW` turns under way in loops whose turns wait for each other.
+    """Returns the graph with at most `FEW` turns under way in loops whose turns wait for each other.
 
     Args:
         graph: the op graph.
 
     Returns:
-        The graph as it was, or one whose library has changed functions by new names, since TensorFlow knows those that
-        they were by theirs.
+        The graph as it was, or one whose library has the changed functions under new names. The old names still mean
+        the old functions to TensorFlow.
     """
     if _AT_ONCE.encode() not in graph.library and not any(node.op in LOOP_OPS for node in graph.nodes):
         return graph
@@ -60,7 +60,7 @@ def with_few_turns(graph: OpGraph) -> OpGraph:
     new_names = {name: f"{name}{_NEW}" for name in loops.functions_that_change()}
 
     def changes(node: Node) -> bool:
-        # Also a dataset, or a call on another device, names functions.
+        # A dataset, or a call on another device, names functions too.
         attrs = attributes(node)
         return loops.is_to_change(node.op, attrs) or not new_names.keys().isdisjoint(function_names(attrs))
 
@@ -72,7 +72,7 @@ def with_few_turns(graph: OpGraph) -> OpGraph:
 
 
 class _Loops:
-    """Which loops of a library are to have few turns under way.
+    """Tells which loops of a library are to have few turns under way.
 
     Args:
         library: functions by name.
@@ -93,7 +93,7 @@ class _Loops:
         return self._waits[body]
 
     def functions_that_change(self) -> set[str]:
-        """Returns the functions that have such a loop, refer to one that has, or may take the place of such a one."""
+        """Returns the functions with such a loop, those that refer to such a function, or may replace one."""
         changed = {
             name
             for name, function in self._library.items()
@@ -115,12 +115,12 @@ class _Loops:
         return changed
 
     def _turns_wait(self, body: str) -> bool:
-        """Returns whether a product that a turn makes is needed for one that the next makes."""
+        """Returns whether a product of one turn is needed for a product of the next."""
         function = self._library.get(body)
         if function is None:
             return False
         arguments = [argument.name for argument in function.signature.input_arg]
-        # Of everything, the arguments that it is made of, and whether by a product.
+        # For each value: the arguments that it is made of, and whether by a product.
         made: dict[str, dict[int, bool]] = {name: {index: False} for index, name in enumerate(arguments)}
         for node in in_order(function):
             of: dict[int, bool] = {}
@@ -159,7 +159,7 @@ class _Loops:
 
 
 def _written(loops: _Loops, definition: bytes, new_names: Mapping[str, str]) -> bytes:
-    """Returns a node's definition, with the functions that it calls by their new names."""
+    """Returns a node's definition, in which the functions that it calls have their new names."""
     from tensorflow.core.framework import node_def_pb2
 
     node = node_def_pb2.NodeDef.FromString(definition)
@@ -168,7 +168,7 @@ def _written(loops: _Loops, definition: bytes, new_names: Mapping[str, str]) -> 
 
 
 def _library(loops: _Loops, library: bytes, new_names: Mapping[str, str]) -> bytes:
-    """Returns a library, with the functions that change in place of those that they were."""
+    """Returns the library with the changed functions in place of the old ones."""
     if not new_names:
         return library
     from tensorflow.core.framework import function_pb2
@@ -192,7 +192,7 @@ def _change(loops: _Loops, node: Any, new_names: Mapping[str, str]) -> None:
 
 
 def _rename(attrs: Any, new_names: Mapping[str, str]) -> None:
-    """Gives the functions that attributes name their new names."""
+    """Puts the new names of functions into attributes."""
     for attribute in attrs.values():
         if attribute.HasField("func"):
             attribute.func.name = new_names.get(attribute.func.name, attribute.func.name)

@@ -1,8 +1,8 @@
 """Estimates what one op costs, from its type and the types of its tensors alone.
 
-Nothing is run and nothing is measured: matrix products and convolutions are counted exactly,
-everything else as so many operations per element. An op type that is not in the tables counts as
-elementwise and is reported, so that a wrong guess can be seen.
+Nothing is run and nothing is measured. Matrix products and convolutions are counted exactly. Every other op counts as a
+number of operations per element. An op type that is not in the tables counts as elementwise and is reported, so that a
+wrong guess can be seen.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from smp_tf.partition.graph.op_kinds import (
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What an op does each time it runs.
+    """What an op computes and moves each time it runs.
 
     Args:
         flops: floating-point operations.
         read: bytes read.
         written: bytes written.
-        defaulted: op types that were not known and counted as elementwise, and loops whose length
-            was assumed.
+        defaulted: op types that no table knows, which were counted as elementwise, and loops whose length was assumed.
     """
 
     flops: float
@@ -44,7 +43,7 @@ class NodeCost:
 
     @property
     def moved(self) -> float:
-        """Bytes read and written."""
+        """Returns the bytes read and written."""
         return self.read + self.written
 
     def __add__(self, other: NodeCost) -> NodeCost:
@@ -80,7 +79,7 @@ def op_cost(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorTy
         unknown: length assumed for dimensions that are not known.
 
     Returns:
-        Its operations and its bytes; an op type that no table knows is named in `defaulted`.
+        The op's operations and bytes. An op type that no table knows is named in `defaulted`.
     """
     op = node.op
     if op in FREE_OPS:
@@ -123,15 +122,14 @@ def _matrix_flops(node: Node, inputs: Sequence[TensorType], outputs: Sequence[Te
     if op.startswith(("MatMul", "BatchMatMul", "SparseMatMul")):
         left, result = _dims(inputs[0], unknown), _dims(outputs[0], unknown)
         if len(left) < 2 or len(result) < 2:
-            # Only the right matrix may be known (inside a function): each of its entries meets each
-            # row.
+            # Inside a function, perhaps only the right matrix is known. Each of its entries meets each row.
             return (
                 2.0 * max(out, elements(inputs[0], unknown))
                 if len(result) < 2
                 else (2.0 * elements(inputs[1], unknown) * math.prod(result[:-1]))
             )
-        # The left matrix is rows x inner or, transposed, inner x rows: its two sides over the rows
-        # of the result.
+        # The left matrix is rows x inner or, transposed, inner x rows. So inner is its size divided by the rows of the
+        # result.
         return 2.0 * out * left[-1] * left[-2] / max(result[-2], 1.0)
     if op.startswith(("Conv", "DepthwiseConv")):
         depthwise = op.startswith("Depthwise")
@@ -142,8 +140,7 @@ def _matrix_flops(node: Node, inputs: Sequence[TensorType], outputs: Sequence[Te
         else:
             kernel, positions = inputs[1], out
         sides = _dims(kernel, unknown)
-        # A kernel is [*window, in, out]; each output of a depthwise one sees one input channel
-        # only.
+        # A kernel is [*window, in, out]. Each output of a depthwise convolution sees only one input channel.
         return 2.0 * positions * math.prod(sides[:-2] if depthwise else sides[:-1])
     # Sparse products and fused recurrent layers: each weight meets each row of the first input
     # once.

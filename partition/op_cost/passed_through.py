@@ -1,7 +1,7 @@
-"""Results of a call or a loop that are its arguments, as they came: another name for memory that is there.
+"""Results of a call or a loop that are its arguments, unchanged: other names for memory that exists already.
 
-A recurrent layer's loop hands its kernels on from one turn to the next, and the layer's function gives them to its
-gradient, besides what the loop has made:
+A recurrent layer's loop hands its kernels on from turn to turn. The layer's function gives them to its gradient,
+together with what the loop has made:
 
     kernel ──▶ function( While(..., kernel) ) ──▶ output 7        the memory of the kernel, and not a stash
 """
@@ -17,14 +17,14 @@ from smp_tf.partition.graph.op_kinds import CALL_OPS, LOOP_OPS, SAME_MEMORY_OPS
 
 
 def passed_through(library: bytes, node: Node) -> dict[int, int]:
-    """Returns the outputs of a node that are inputs of it.
+    """Returns the outputs of a node that are its inputs, unchanged.
 
     Args:
         library: the functions of its graph, serialised.
         node: any node.
 
     Returns:
-        By number of the output, the number of the input; empty for what calls no function.
+        The number of the input, by number of the output. A node that calls no function has none.
     """
     if node.op not in CALL_OPS | LOOP_OPS or not node.definition:
         return {}
@@ -35,7 +35,7 @@ def _of_call(library: bytes, op: str, attrs: Any, depth: int) -> dict[int, int]:
     found = _of_function(library, bodies(attrs)[0], depth)
     if op in CALL_OPS:
         return found
-    # What every turn passes on as it came. The arguments of a loop's body are those of the loop, in their order.
+    # These are what every turn passes on unchanged. A loop's body has the arguments of the loop, in their order.
     return {output: argument for output, argument in found.items() if output == argument}
 
 
@@ -48,7 +48,7 @@ def _of_function(library: bytes, name: str, depth: int) -> dict[int, int]:
     nodes = {node.name: node for node in function.node_def}
 
     def argument_behind(reference: str) -> int | None:
-        """Returns the argument that a reference is, "argument" or "node:output:index", or None."""
+        """Returns the argument that a reference, "argument" or "node:output:index", stands for, or None."""
         while reference not in arguments:
             of, _, place = reference.partition(":")
             node, index = nodes.get(of), int(place.rpartition(":")[2] or 0)

@@ -1,6 +1,6 @@
-"""Estimates the memory that an op takes for itself while it runs, and gives back when it is done.
+"""Estimates the memory that an op takes for itself while it runs.
 
-An `Einsum` is a product of matrices, and what does not lie as such is copied:
+An `Einsum` is computed as a product of matrices. An operand whose axes are in another order is copied first:
 
     aecd,abcd->acbe     aecd ─ copied to ac,e,d ─┐
                         abcd ─ copied to ac,b,d ─┴▶ ac,e,b ─ copied ─▶ acbe
@@ -15,12 +15,12 @@ from smp_tf.partition.graph.node_def import attributes
 from smp_tf.partition.graph.op_graph import Node, OpGraph, TensorType
 from smp_tf.partition.op_cost.node_cost import elements
 
-#: Bytes of the number of an element.
+#: Bytes of an index, such as that of the largest element of a window.
 _PLACE_BYTES = 8
-#: Types whose convolutions oneDNN computes, without copies.
+#: Types whose convolutions oneDNN computes without copies.
 _ONEDNN_DTYPES = frozenset({"float32", "bfloat16", "half"})
 _CONVOLUTION_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv2DBackpropInput"})
-#: Bytes of the processor's last cache, which TensorFlow fills with patches of images.
+#: Bytes of the processor's last-level cache, which TensorFlow fills with patches of images.
 _CACHE_BYTES = 32 * 2**20
 
 
@@ -30,11 +30,11 @@ def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
     Args:
         graph: the op graph.
         node: the op.
-        unknown: length assumed for dimensions that are only known when the step runs.
+        unknown: length assumed for dimensions that are known only when the step runs.
     """
     inputs = [graph.type_of(t) for t in node.inputs]
     if node.op == "MaxPoolGrad":
-        # The maxima once more, and where each was found.
+        # A second copy of the maxima, and where each was found.
         return inputs[1].nbytes(unknown) + _PLACE_BYTES * int(elements(inputs[1], unknown))
     if node.op in _CONVOLUTION_GRADIENTS and inputs[2].dtype not in _ONEDNN_DTYPES:
         return _patches(node, inputs, unknown)
@@ -44,7 +44,7 @@ def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
 
 
 def _patches(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:
-    """Returns the bytes of the patches that a kernel sees: they are written side by side where oneDNN has no kernel."""
+    """Returns the bytes of the patches that a kernel sees. They are written side by side where oneDNN has no kernel."""
     is_filter = node.op == "Conv2DBackpropFilter"
     kernel = node.outputs[0] if is_filter else inputs[1]
     *window, taken, given = (unknown if side is None else side for side in kernel.shape or ())
@@ -62,12 +62,12 @@ def _patches(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:
 
 
 def _einsum(equation: str, inputs: Sequence[TensorType], node: Node, unknown: int) -> int:
-    """Returns the bytes of the operands and the product that are copied, since their axes are in another order."""
+    """Returns the bytes of the operands and the product that are copied because their axes are in another order."""
     given, _, result = equation.replace(" ", "").partition("->")
     terms = given.split(",")
     if len(terms) != 2 or "." in equation:
         return 0
-    # The axes of both and of the result number the products; those of both alone are summed over.
+    # An axis of both operands and of the result numbers products; an axis of both operands alone is summed over.
     kinds = {
         label: 0 if all(label in term for term in (*terms, result)) else 1 if label in result else 2
         for label in given.replace(",", "")

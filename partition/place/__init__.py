@@ -1,1 +1,1 @@
-"""Solvers: which stage runs which unit."""
+"""Solvers that decide which stage runs which unit."""

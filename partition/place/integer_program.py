@@ -1,8 +1,8 @@
 """The integer program that places units on stages, solved by OR-tools' CP-SAT in a process of its own.
 
-OR-tools and TensorFlow bring C++ libraries that do not bear one another: with both in one process the solver crashes.
-So this file imports nothing of smp_tf, whose import is TensorFlow's, and is run as a script: it reads problems as JSON
-from its standard input (`solve_dag` writes them) and writes what it has found.
+OR-tools and TensorFlow bring C++ libraries that conflict: with both in one process the solver crashes. So this file
+imports nothing of smp_tf, since that would import TensorFlow. It is run as a script. It reads problems as JSON from its
+standard input, as `solve_dag` writes them, and writes the placements that it has found.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-#: Costs are integers there, rounded down where something is proved: the whole model's is this much.
+#: The solver's costs are integers, rounded down where something is proved. The cost of the whole model is this much.
 _WHOLE = 10**9
-#: Beyond so many microbatches only the slowest stage counts, and no product becomes too large.
+#: With more microbatches than this only the slowest stage counts. The limit keeps every product small enough.
 _MANY = 10**5
-#: Sums of fewer bytes are no larger than the solver's numbers may be.
+#: Sums of fewer bytes fit into the solver's numbers.
 _MOST_BYTES = 2**50
 _PR_SET_PDEATHSIG = 1
 
@@ -29,8 +29,8 @@ _PR_SET_PDEATHSIG = 1
 class Program:
     """The integer program.
 
-    `upto[u][s]` says that unit u is on stage s or before, so that "v needs u" is one line per stage, and the stage of a
-    unit is a difference of two.
+    `upto[u][s]` says that unit u is on stage s or before. So "v needs u" is one line per stage, and whether a unit is
+    on a stage is a difference of two variables.
 
     Args:
         problem: units and weights by number, as `solve_dag._record` writes them.
@@ -67,7 +67,7 @@ class Program:
             self._smallest()
 
     def _within_stages(self) -> tuple[list[int], list[int]]:
-        """Returns the first and the last stage of every unit that are looked at."""
+        """Returns the first and the last stage that every unit may be on."""
         units = len(self._problem["times"])
         return self._problem["within"] or ([0] * units, [self._stages - 1] * units)
 
@@ -80,7 +80,7 @@ class Program:
         return on
 
     def _any(self, units: Iterable[int], stage: int) -> Any:
-        """Returns a variable that is 1 at least where one of the units is on a stage; to be made small."""
+        """Returns a variable, to be minimised, that is at least 1 where one of the units is on a stage."""
         listed = tuple(sorted(set(units)))
         if len(listed) == 1:
             return self._on[listed[0]][stage]
@@ -92,7 +92,7 @@ class Program:
         return self._some[listed, stage]
 
     def _without(self, some: Any, other: Any) -> Any:
-        """Returns a variable that is 1 at least where the first holds and the second does not; to be made small."""
+        """Returns a variable, to be minimised, that is at least 1 where the first holds and the second does not."""
         found = self.model.new_bool_var("")
         self.model.add(found >= some - other)
         return found
@@ -124,7 +124,7 @@ class Program:
         self._unit = self._minimise_with(self._held(), None)
 
     def _minimise_with(self, loads: list[list[tuple[float, Any]]], times_largest: int | None) -> float:
-        """Minimises the largest load, so often, plus the sum of all; None for the largest alone.
+        """Minimises the largest load, times a number, plus the sum of all loads; with None, the largest load alone.
 
         Returns:
             What 1 of the objective stands for.
@@ -145,14 +145,14 @@ class Program:
         if all(limit is None for limit in limits):
             return
         held = self._held()
-        # In whole bytes: what fits to the last of them fits.
+        # Whole bytes are counted, so that what fits to the last byte fits.
         unit = 1.0 if sum(size for load in held for size, _ in load) < _MOST_BYTES else _unit(held)
         for load, limit in zip(held, limits, strict=True):
             if limit is not None:
                 self.model.add(sum(ceil(size / unit) * some for size, some in load) <= floor(limit / unit))
 
     def _held(self) -> list[list[tuple[float, Any]]]:
-        """Returns, per stage, the bytes of what it owns, copies and stashes, each with whether it has them."""
+        """Returns, per stage, bytes that it may own, copy and stash, each with the variable for whether it has."""
         stashed: dict[tuple[int, ...], float] = {}
         for readers, nbytes in self._problem["stashes"]:
             stashed[tuple(readers)] = stashed.get(tuple(readers), 0.0) + nbytes
@@ -171,7 +171,7 @@ class Program:
         ]
 
     def _shared_bytes(self) -> dict[tuple[int, ...], float]:
-        """Returns what crosses once per step for weights of several units, by these."""
+        """Returns the bytes that cross once per step for weights of several units, by these units."""
         found: dict[tuple[int, ...], float] = {}
         for users, _, _, crossing in self._problem["weights"]:
             if len(users) > 1:
@@ -179,7 +179,7 @@ class Program:
         return found
 
     def _crossing(self, producer: int, consumers: Sequence[int]) -> list[Any]:
-        """Returns, per stage, how often a tensor crosses its border: received once, or sent once."""
+        """Returns, per stage, how often a tensor crosses its border. It is received once, or sent once."""
         found = []
         for s in range(self._stages):
             received = self._without(self._any(consumers, s), self._on[producer][s])
@@ -201,7 +201,7 @@ class Program:
         return found
 
     def _owners(self, number: int) -> list[Any]:
-        """Returns, per stage, whether it stores a weight of several units: one does, that uses it."""
+        """Returns, per stage, whether it stores a weight of several units. One of the stages that use it does."""
         if number not in self._owns:
             users = self._problem["weights"][number][0]
             owns = [self.model.new_bool_var("") for _ in range(self._stages)]
@@ -215,12 +215,12 @@ class Program:
         """Returns the best placement found.
 
         Args:
-            seconds: when to stop looking, about; counted in work, not by a clock.
-            clock: when to stop by the clock, should the machine be so busy.
+            seconds: about when to stop the search. They are counted in work, not by a clock.
+            clock: seconds by the clock after which to stop, should the machine be that busy.
 
         Returns:
-            "found": whether there is one; "stage_of"; "owners": the stage that stores a weight of several units, by the
-            weight's number as text; "bound": what is proved.
+            "found": whether there is a placement; "stage_of": the stage of each unit; "owners": the stage that stores a
+            weight of several units, by the weight's number as text; "bound": the bound that is proved.
         """
         self._begin_with_hint(seconds, clock)
         solver = self._solver(seconds, clock)
@@ -238,9 +238,9 @@ class Program:
         }
 
     def _begin_with_hint(self, seconds: float, clock: float) -> None:
-        """Gives every variable the value that it has in the placement to begin with.
+        """Gives every variable the value that it has in the first placement.
 
-        Stages alone leave thousands of others open, and looking for these the solver may spend all of its time.
+        The stages alone leave thousands of other variables open. The solver may spend all of its time on these.
         """
         if self._problem["hint"] is None:
             return
@@ -257,10 +257,10 @@ class Program:
 
     def _solver(self, seconds: float, clock: float) -> cp_model.CpSolver:
         solver = cp_model.CpSolver()
-        # One worker, and work instead of a clock: the same placement on every run.
+        # With one worker, and work instead of a clock, every run gives the same placement.
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
-        # Bounds are those of the linear program: with all constraints NASNetMobile is proved to 0.04 %, else to 5 %.
+        # Bounds come from the linear program. With all constraints NASNetMobile is proved to 0.04 %, else to 5 %.
         solver.parameters.linearization_level = 2
         solver.parameters.max_deterministic_time = seconds
         solver.parameters.max_time_in_seconds = clock
@@ -268,14 +268,14 @@ class Program:
 
 
 def _unit(loads: Sequence[Sequence[tuple[float, Any]]]) -> float:
-    """Returns what 1 stands for in integers, so that all of everything is at most `_WHOLE`."""
+    """Returns what the integer 1 stands for, such that the whole of each kind of cost is at most `_WHOLE`."""
     whole = sum(size for load in loads for size, _ in load)
     return whole / _WHOLE if whole else 1.0
 
 
 def main() -> None:
     """Solves the problems of standard input."""
-    # Whoever asked is gone when it was killed: so is this.
+    # When the process that asked is killed, this one ends, too.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     given = json.load(sys.stdin)
     json.dump([Program(problem).solved(given["seconds"], given["clock"]) for problem in given["problems"]], sys.stdout)

@@ -1,10 +1,10 @@
-"""Places the units of a step: the best cut of one order, or something better, and how much better any can be.
+"""Places the units of a step, by the best cut of one order or better, and says how much better any placement can be.
 
     units in one order ──▶ solve_chain: the best cut ──▶ is no other order possible? done
                                                     ├──▶ stage_limits: is no placement much better? done
                                                     └──▶ solve_dag: the best placement in any order, or a bound
 
-A model whose layers follow one another has one order only, and its best cut is the best placement. Where a model has
+A model whose layers follow one another has only one order, and its best cut is the best placement. Where a model has
 branches, a placement may put one branch next to the other in a way that no cut of one order does.
 """
 
@@ -25,12 +25,13 @@ from smp_tf.partition.place.stage_limits import MOST_UNITS, StageLimits
 
 @dataclass(frozen=True)
 class Placed:
-    """A placement, and what is proved of it.
+    """A placement, and what is proved about it.
 
     Args:
         placement: the stages of the units.
-        gap: by how much the score of any other placement is smaller at most, as a share of this one's, also of those
-            that leave aside what a script has put on stages; None where an earlier step has placed some of the units.
+        gap: by how much the score of any other placement can be smaller, as a share of this one's score. Placements
+            that disregard what a script has put on stages count, too. None where an earlier step has placed some of the
+            units.
         without: why the solver that could have proved more was not used; None where it was, or was not needed.
     """
 
@@ -41,12 +42,12 @@ class Placed:
 
 @dataclass(frozen=True)
 class Effort:
-    """How far a placement is looked for beyond cuts of one order.
+    """How long to search for placements beyond cuts of one order.
 
     Args:
-        seconds: for how long, about; the same on every run and machine.
-        worth: the least gain that is worth looking for: seconds of a step, or bytes.
-        most_choices: units times stages beyond which it is not looked for.
+        seconds: about how long to search. They are counted the same on every run and machine.
+        worth: the least gain that is worth a search, in seconds of a step or in bytes.
+        most_choices: the number of units times stages above which there is no search.
     """
 
     seconds: float = 0.0
@@ -56,7 +57,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be placed.
+    """What is to be placed, and by which rules.
 
     Args:
         chain: the units in topological order, their costs, and the stages that are given.
@@ -76,33 +77,33 @@ class _Asked:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether an earlier step has placed some of the units."""
+        """Returns whether an earlier step has placed some of the units."""
         return any(at is not None for at in self.chain.pinned)
 
     @property
     def is_by_hand(self) -> bool:
-        """Whether a script has."""
+        """Returns whether a script has placed some of the units."""
         return any(at is not None for at in self.chain.manual)
 
     @property
     def tolerance(self) -> float:
-        """The share by which a placement may be above the best score."""
+        """Returns the share by which a placement may be above the best score."""
         return near(self.objective, self.chunks.stages, self.microbatches)
 
     @property
     def problem(self) -> DagProblem:
-        """The same for the solver that looks at any order."""
+        """Returns the same for the solver that looks at any order."""
         held = self.chunks.in_flight
         return DagProblem(
             self.chain, self.pairs, self.chunks.stages, self.objective, self.microbatches, held, self.ranks
         )
 
     def is_too_large(self, effort: Effort) -> bool:
-        """Returns whether there are more choices than a solver is to look through."""
+        """Returns whether there are more choices than a solver is to search."""
         return len(self.chain.names) * self.chunks.stages > effort.most_choices
 
     def score(self, placement: Placement) -> float:
-        """Returns what is to be as small as can be."""
+        """Returns the score of a placement, which is to be as small as possible."""
         return placement.score(self.objective, self.microbatches)
 
 
@@ -128,14 +129,14 @@ def place(
         ranks: how these differ, and what they may need; None where they are alike and may need anything.
         effort: how far to look beyond cuts of one order.
         chunks: where they are, and what stages keep of them; None for one on every stage, and what 1F1B keeps. Where a
-            stage has several, cuts of one order are all that is looked for.
+            stage has several, only cuts of one order are searched.
 
     Returns:
         The placement.
 
     Raises:
         PlacementError: there are fewer units than stages, or manual placements are not in order.
-        MemoryLimitError: no cut keeps within what ranks may need, nor was a placement found that does.
+        MemoryLimitError: no cut keeps within what ranks may need, and no other placement was found that does.
 
     Example:
         >>> place(Chain(("a", "b", "c"), (1.0, 2.0, 3.0)), [(0, 1), (1, 2)], 2, objective="speed").gap
@@ -182,7 +183,7 @@ def _in_chunks(asked: _Asked) -> Placed:
 
 
 def _better_than(cut: ChainSolution, asked: _Asked, effort: Effort) -> Placed:
-    """Returns a placement that is better than the best cut of one order, or that cut and what is proved of it."""
+    """Returns a placement that is better than the best cut of one order, or that cut with what is proved about it."""
     chain, score, bound = asked.chain, asked.score(cut), _least_possible(asked)
     if _is_only_order(chain, asked.pairs):
         bound = max(bound, cut.least)
@@ -213,7 +214,7 @@ def _better_than(cut: ChainSolution, asked: _Asked, effort: Effort) -> Placed:
 
 
 def near(objective: str, stages: int, microbatches: int) -> float:
-    """Returns the share by which a placement may be above the best score and is taken: costs are estimates.
+    """Returns the share by which a placement may be above the best score and still be taken, since costs are estimates.
 
     Args:
         objective: "speed" or "memory".
@@ -223,7 +224,8 @@ def near(objective: str, stages: int, microbatches: int) -> float:
     others = microbatches - 1
     if objective == "memory" or not others:
         return TOLERANCE
-    # A step takes all stages once and the slowest for the others: it has this share at least, and is within 1 % itself.
+    # A step takes all stages once, and the slowest stage for the other microbatches. So the slowest stage has at least
+    # this share of the time, and the whole is within 1 %.
     return min(TOLERANCE, 0.01 * others / (others + stages))
 
 
@@ -247,7 +249,7 @@ def _where_no_cut_fits(asked: _Asked, seconds: float) -> Placed | None:
 
 
 def _least_without_hand(asked: _Asked) -> float:
-    """Returns a score that no placement is below, also none that leaves aside what a script has put on stages."""
+    """Returns a lower bound for all scores, also for placements that disregard what a script has put on stages."""
     found = place(
         dataclasses.replace(asked.chain, manual=()),
         asked.pairs,
@@ -262,7 +264,7 @@ def _least_without_hand(asked: _Asked) -> float:
 
 
 class _Tight:
-    """`StageLimits` of a score: bytes of the fullest stage, or seconds of a step, by those of the slowest stage.
+    """`StageLimits` for a score: bytes of the fullest stage, or seconds of a step, by those of the slowest stage.
 
     Args:
         asked: what is to be placed.
@@ -271,19 +273,19 @@ class _Tight:
     def __init__(self, asked: _Asked) -> None:
         chain, ranks, objective = asked.chain, asked.ranks, asked.objective
         self._limits = StageLimits(chain, asked.pairs, asked.chunks.in_flight, ranks, objective)
-        # A step takes what all stages do for one microbatch, and what the slowest does for the others.
+        # A step takes the time of all stages for one microbatch, and the time of the slowest stage for the others.
         self._others = asked.microbatches - 1 if objective == "speed" else 1
         self._once = sum(chain.times) / max(ranks.speed) if objective == "speed" else 0.0
 
     def bound(self, low: float, score: float, worth: float) -> float:
-        """Returns a score that no placement is below, at least `low`; within `worth` of `score` is near enough."""
+        """Returns a lower bound for all scores, at least `low`. A bound within `worth` of `score` is near enough."""
         if not self._others:
             return low
         least = self._limits.least(max(0.0, self._largest(low)), self._largest(score), worth / self._others)
         return self._others * least + self._once
 
     def within(self, score: float) -> tuple[list[int], list[int]] | None:
-        """Returns the first and last stages of units in any placement that is no worse than one with this score."""
+        """Returns the first and last stages of units in any placement whose score is no worse than this one."""
         return self._limits.within(self._largest(score)) if self._others else None
 
     def _largest(self, score: float) -> float:
@@ -303,13 +305,14 @@ def _is_only_order(chain: Chain, needs: Sequence[tuple[int, int]]) -> bool:
 
 
 def _least_possible(asked: _Asked) -> float:
-    """Returns a score that no placement beats: stages alike, none below the largest unit, nothing sent."""
+    """Returns a score that no placement beats: all stages alike, none below the largest unit, and nothing sent."""
     chain, chunks, ranks = asked.chain, asked.chunks, asked.ranks
     if asked.objective == "speed":
         whole, largest = sum(chain.times), max(chain.times, default=0.0)
         slowest = max(whole / sum(ranks.speed), largest / max(ranks.speed))
         return asked.microbatches * slowest + (whole / max(ranks.speed) - slowest) / chunks.per_stage
-    # At its fullest moment a stage holds at least this of whatever it stashes, and a chunk this of what is in it.
+    # At its fullest moment a stage holds at least this many stashes of each of its units, and a chunk this many of its
+    # own.
     kept = min(max(min(held.values()) for held in moments) for moments in chunks.moments)
     kept_alone = min(chunks.most_of_each)
     alone = [0.0] * len(chain.names)

@@ -1,4 +1,4 @@
-"""Placements of units, and what each costs; the solvers (`solve_chain`, `solve_dag`) look for a good one.
+"""Placements of units, and what each costs. The solvers (`solve_chain`, `solve_dag`) search for a good one.
 
 units     a  b  c  d  e             a ─▶ b ─▶ c ─▶ d ─▶ e
 chunk_of  0  0  1  2  2             times   (3.0, 2.5, 2.8)     seconds per microbatch, by stage
@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.units.cost import Costs, Flow, Stash, Weight
 
-#: Units that a message names.
+#: How many units a message names.
 _MOST_NAMES = 6
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Units in topological order with everything a placement is costed from.
+    """Units in topological order, with all that the costs of a placement are computed from.
 
     Args:
         names: of the units, for messages.
         times: seconds of compute of each unit per microbatch, forward and backward.
-        flows, stashes, weights: see `cost`.
+        flows, stashes, weights: the records of `cost` for these units.
         manual: stage that each unit must be on, or None.
         pinned: chunk that each unit must be in, or None.
-        seconds_per_byte: of the link between two stages.
+        seconds_per_byte: seconds that the link between two stages takes for a byte.
     """
 
     names: tuple[str, ...]
@@ -61,15 +61,15 @@ class Chain:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How the ranks that stages run on differ from the machine that costs are for, and from one another.
+    """How the ranks of the stages differ from the machine that the costs are for, and from each other.
 
     Args:
-        speed: how fast each computes, in times of that machine.
-        link: how fast each sends and receives, in times of that machine's link.
+        speed: how fast each rank computes, as a multiple of that machine's speed.
+        link: how fast each rank sends and receives, as a multiple of that machine's link.
         memory: bytes that each may need, or None.
-        hosts: a number for the host of each; empty where all are on one.
-        own: bytes that each has, or None, whatever `memory_limit` says; empty where nothing is known of them.
-        limited_by: what says how many it has, in words.
+        hosts: the number of each rank's host; empty where all are on one host.
+        own: bytes that each rank has, or None, whatever `memory_limit` says; empty where nothing is known.
+        limited_by: the words for what says how many bytes a rank has.
     """
 
     speed: tuple[float, ...]
@@ -81,19 +81,19 @@ class Ranks:
 
     @classmethod
     def alike(cls, count: int, memory_limit: float | None = None) -> Ranks:
-        """Returns the ranks that do not differ.
+        """Returns ranks that do not differ.
 
         Args:
-            count: how many.
+            count: number of ranks.
             memory_limit: bytes that each may need, or None.
         """
         return cls((1.0,) * count, (1.0,) * count, (memory_limit,) * count)
 
     def within(self, memory_limit: float | None) -> Ranks:
-        """Returns the same ranks, none of which may need more than a limit.
+        """Returns the same ranks with a limit that none may exceed.
 
         Args:
-            memory_limit: bytes, or None for no other limit than each has.
+            memory_limit: bytes, or None for no limit besides each rank's own.
         """
         if memory_limit is None:
             return self
@@ -101,16 +101,16 @@ class Ranks:
         return dataclasses.replace(self, memory=memory)
 
     def is_own_limit(self, stage: int) -> bool:
-        """Returns whether what a rank has is what limits it, and not `memory_limit`.
+        """Returns whether a rank is limited by what it has, and not by `memory_limit`.
 
         Args:
-            stage: that of the rank.
+            stage: stage of the rank.
         """
         own = self.own[stage] if self.own else None
         return own is not None and own == self.memory[stage]
 
     def limit_in_words(self, stage: int) -> str:
-        """Returns what says how much the rank of a stage may need.
+        """Returns the words for what says how much the rank of a stage may need.
 
         Args:
             stage: the stage.
@@ -120,12 +120,12 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Which stage runs which chunk, and of how many microbatches each keeps the stash.
+    """Which stage runs which chunk, and for how many microbatches each keeps the stash.
 
     Args:
         placement: the stage of every chunk.
-        moments: for each stage, how many microbatches it holds of each of its chunks when it may hold most, as
-            `pipeline.stash.stash_profile` has it.
+        moments: for each stage, the moments at which it may hold most. A moment says of how many microbatches the stage
+            holds each of its chunks, as `pipeline.stash.stash_profile` gives it.
     """
 
     placement: tuple[int, ...]
@@ -142,27 +142,27 @@ class Chunks:
 
     @property
     def stages(self) -> int:
-        """Number of stages."""
+        """Returns the number of stages."""
         return len(self.moments)
 
     @property
     def per_stage(self) -> float:
-        """Chunks of a stage, on average."""
+        """Returns the number of chunks of a stage, on average."""
         return len(self.placement) / self.stages
 
     @property
     def are_stages(self) -> bool:
-        """Whether each chunk is a stage of its own, in order."""
+        """Returns whether each chunk is a stage of its own, in order."""
         return self.placement == tuple(range(self.stages))
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """Of each stage, the stashes of all its chunks together, when there are most."""
+        """Returns, for each stage, the stashes of all its chunks together when there are most."""
         return tuple(max((sum(held.values()) for held in moments), default=0) for moments in self.moments)
 
     @property
     def most_of_each(self) -> tuple[int, ...]:
-        """Of each chunk, the stashes when there are most of it, which is not when there are most of others."""
+        """Returns the most stashes of each chunk. Different chunks may have most at different moments."""
         return tuple(
             max((held.get(chunk, 0) for held in self.moments[stage]), default=0)
             for chunk, stage in enumerate(self.placement)
@@ -172,7 +172,7 @@ class Chunks:
         """Returns the bytes of stash that each stage holds at its fullest.
 
         Args:
-            nbytes: of one microbatch, for each chunk.
+            nbytes: bytes of one microbatch's stash, for each chunk.
         """
         return [
             max((sum(count * nbytes[chunk] for chunk, count in held.items()) for held in moments), default=0.0)
@@ -200,17 +200,17 @@ class Placement:
 
     @property
     def stage_of(self) -> tuple[int, ...]:
-        """Stage of each unit."""
+        """Returns the stage of each unit."""
         return tuple(self.placement[chunk] for chunk in self.chunk_of) if self.placement else self.chunk_of
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """First unit of chunk 1, of chunk 2 and so on, where every chunk is a run of units."""
+        """Returns the first unit of chunk 1, of chunk 2 and so on, where every chunk is a run of units."""
         chunks = len(self.placement or self.times)
         return tuple(sum(c < later for c in self.chunk_of) for later in range(1, chunks))
 
     def score(self, objective: str, microbatches: int) -> float:
-        """Returns what is to be small: a step's seconds for "speed", the bytes of the fullest stage for "memory"."""
+        """Returns what is to be small: a step's seconds for "speed", the fullest stage's bytes for "memory"."""
         if objective == "memory":
             return max(self.memory)
         return step_time(self.times, microbatches, len(self.placement or self.times) / len(self.times))
@@ -222,7 +222,8 @@ def step_time(times: Sequence[float], microbatches: int, chunks_per_stage: float
     Args:
         times: seconds of each stage per microbatch.
         microbatches: per step.
-        chunks_per_stage: of so many chunks a stage does one while others wait for the first and the last microbatch.
+        chunks_per_stage: chunks of a stage. While others wait for the first and the last microbatch, a stage runs one
+            of them.
 
     Source:
         Alpa (arXiv 2201.12023), section 5; with several chunks, Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
@@ -232,12 +233,12 @@ def step_time(times: Sequence[float], microbatches: int, chunks_per_stage: float
 
 
 def in_flight_of(stages: int, microbatches: int, in_flight: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the microbatches whose stash each stage holds at once: what was given, or what 1F1B keeps.
+    """Returns the microbatches whose stash each stage holds at once: the given numbers, or those of 1F1B.
 
     Args:
         stages: number of stages.
         microbatches: per step.
-        in_flight: one number a stage, or None.
+        in_flight: one number for each stage, or None.
 
     Raises:
         ValueError: there are not as many numbers as stages.
@@ -257,15 +258,15 @@ def costed(
     chunks: Chunks,
     ranks: Ranks | None = None,
 ) -> Placement:
-    """Returns a placement with what it costs.
+    """Returns a placement with its costs.
 
     Args:
         chain: the units with their costs.
-        chunk_of: chunk of each; chunks may be empty.
-        owners: chunk that stores each variable; of those that are not here, the chunk of the first unit that uses it.
-        microbatches: over which the copies of a step are spread.
-        chunks: where they are, and what they keep.
-        ranks: how these differ; None where they do not.
+        chunk_of: chunk of each unit; chunks may be empty.
+        owners: chunk that stores each variable. A variable that is not here is stored by the chunk of its first user.
+        microbatches: microbatches over which the copies of a step are spread.
+        chunks: where the chunks are, and what they keep.
+        ranks: how the ranks differ; None where they do not.
 
     Returns:
         The placement.

@@ -1,4 +1,4 @@
-"""Shares the optimizer's slots out over replicas: in equal bytes, of whole variables as far as they go.
+"""Shares the optimizer's slots out over replicas, in equal bytes, and in whole variables as far as possible.
 
     a stage's variables, largest first       replica 0                 replica 1
     embedding 40, of 40 rows                 embedding[0:20]  20       embedding[20:40]  20
@@ -6,14 +6,14 @@
     bias       1                             bias              1
                                                               37                         36
 
-Each variable goes whole to the replica that has least so far, the largest first. Where that leaves one replica with
-more than its part, the largest are cut into rows instead, about as many as it takes until the shares are even; what is
-cut fills up what the whole ones leave, from the first replica to the last, so that most have one border or none. An
-optimizer that looks at a variable as a whole (Adafactor at its rows and columns, LAMB at its norm) cannot update rows:
-of a variable that may be cut it is also said who has it whole.
+The largest variable comes first. Each goes whole to the replica that has least so far. Where this leaves one replica
+with more than its part, the largest variables are cut into rows instead, about as many as make the shares even. Their
+rows fill up the replicas from the first to the last, so that most of them have one border or none. An optimizer that
+looks at a variable as a whole (Adafactor at its rows and columns, LAMB at its norm) cannot update rows. So a share of a
+variable that may be cut also says who has it whole.
 
-Source: Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969: without a cut the largest
-share is at most 4/3 of that of the best division.
+Source: Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969. Without a cut, the
+largest share is at most 4/3 of the largest of the best division.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from itertools import accumulate
 
 from smp_tf.partition.spread import SplitOver, Whole
 
-#: How much larger than its part a share may be before a variable is cut.
+#: The factor by which a share may exceed its part before a variable is cut.
 _TOLERANCE = 0.01
-#: Bytes that are not worth a cut: of a variable, and of what a replica has too much.
+#: Bytes too few to be worth a cut. It limits a variable's size and the bytes that a replica has too much.
 LEAST_CUT = 64 << 10
 
 
@@ -46,7 +46,7 @@ class Sized:
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether it has rows, and a cut would be worth it."""
+        """Returns whether it has rows and is worth a cut."""
         return self.nbytes >= LEAST_CUT and self.rows > 1
 
 
@@ -55,19 +55,19 @@ class Share:
     """Who keeps the slots of a variable.
 
     Args:
-        replica: the replica that keeps them all, where they are not cut.
-        rows: where they are cut: replica r keeps those of the rows from `rows[r]` to `rows[r + 1]`, which may be none.
-            None: they are not.
+        replica: the replica that keeps all of them, where they are not cut.
+        rows: where they are cut, or None where they are not. Replica r keeps the slots of the rows from `rows[r]` to
+            `rows[r + 1]`, which may be none.
     """
 
     replica: int
     rows: tuple[int, ...] | None = None
 
     def spread(self, replicas: int) -> Whole | SplitOver:
-        """Returns how the slots lie over the replicas, as a layout says it.
+        """Returns how the slots lie over the replicas, as a spread.
 
         Args:
-            replicas: their number.
+            replicas: number of replicas.
         """
         if self.rows is None:
             return Whole("D", self.replica, replicas)
@@ -82,8 +82,8 @@ def share_out(variables: Sequence[Sized], loads: Sequence[float]) -> tuple[tuple
         loads: bytes that each replica keeps already.
 
     Returns:
-        The share of each variable, of equal variables the first before the others, of equal replicas the first; and
-        the bytes that each replica keeps then.
+        The share of each variable, and the bytes that each replica then keeps. Of equal variables the first comes
+        before the others; of equal replicas the first is taken.
 
     Example:
         >>> kilobytes = [Sized(1e3, 10), Sized(16e3, 100), Sized(40e3, 100), Sized(16e3, 100)]
@@ -100,14 +100,15 @@ def share_out(variables: Sequence[Sized], loads: Sequence[float]) -> tuple[tuple
     order = sorted(range(len(variables)), key=lambda i: (-variables[i].nbytes, i))
     best = _divided(variables, order, loads, [])
     may_be_cut = [i for i in order if variables[i].may_be_cut]
-    # Between fine rows shares can be made even; between all of them, where the coarse ones are too large whole.
+    # Cuts of variables with fine rows can make shares even. All variables are tried where the coarse ones are too large
+    # to stay whole.
     fine = [i for i in may_be_cut if variables[i].nbytes <= tolerance * variables[i].rows]
     for candidates in [fine] if fine == may_be_cut else [fine, may_be_cut]:
         if max(best.loads) <= part + tolerance:
             break
         cut = candidates[: _count_to_cut(variables, order, loads, candidates, part, tolerance)]
         found = _divided(variables, order, loads, cut)
-        # What does not help is not cut.
+        # A cut that does not help is not made.
         if max(found.loads) < max(best.loads):
             best = found
     return best.shares, best.loads
@@ -117,9 +118,9 @@ def fullest_share(variables: Sequence[Sized], slots: Sequence[float], replicas: 
     """Returns the bytes of the slots of the replica that keeps most.
 
     Args:
-        variables: those of a stage.
-        slots: bytes of all slots of each.
-        replicas: among how many they are shared.
+        variables: the variables of a stage.
+        slots: bytes of all slots of each variable.
+        replicas: number of replicas that share them.
 
     Returns:
         Bytes.
@@ -147,8 +148,8 @@ class _Division:
     """Variables divided over replicas.
 
     Args:
-        shares: of each variable.
-        loads: bytes of each replica.
+        shares: share of each variable.
+        loads: bytes that each replica keeps.
     """
 
     shares: tuple[Share, ...]
@@ -156,7 +157,7 @@ class _Division:
 
 
 def _divided(variables: Sequence[Sized], order: Sequence[int], loads: Sequence[float], cut: Sequence[int]) -> _Division:
-    """Divides variables, the largest first, of which some are cut."""
+    """Divides variables, the largest first, and cuts some of them."""
     whole, kept = _placed(variables, _without(order, cut), loads)
     rows = dict(zip(cut, _borders([variables[i] for i in cut], kept), strict=True))
     filled = list(kept)
@@ -165,10 +166,10 @@ def _divided(variables: Sequence[Sized], order: Sequence[int], loads: Sequence[f
         for replica, part in parts:
             filled[replica] += part * variables[i].nbytes
         if len(parts) == 1:
-            # It is, after all, the room of one replica that it fills.
+            # After all, it fills the memory of one replica.
             whole[i] = parts[0][0]
             kept[whole[i]] += variables[i].nbytes
-    # Who has those that are cut where the optimizer cannot update rows.
+    # Who has a cut variable whole where the optimizer cannot update rows.
     instead, _ = _placed(variables, _without(cut, whole), kept)
     shares = (Share(whole[i]) if i in whole else Share(instead[i], rows[i]) for i in range(len(variables)))
     return _Division(tuple(shares), tuple(filled))
@@ -177,7 +178,7 @@ def _divided(variables: Sequence[Sized], order: Sequence[int], loads: Sequence[f
 def _placed(
     variables: Sequence[Sized], order: Sequence[int], loads: Sequence[float]
 ) -> tuple[dict[int, int], list[float]]:
-    """Returns the replica of each of some variables, which goes to the one that has least, and what these have then."""
+    """Returns the replica of each variable, the one that has least so far, and what the replicas have then."""
     left = [(load, replica) for replica, load in enumerate(loads)]
     heapq.heapify(left)
     found: dict[int, int] = {}
@@ -200,23 +201,23 @@ def _count_to_cut(
     part: float,
     tolerance: float,
 ) -> int:
-    """Returns how many variables to cut, so that no replica has too much of what stays whole.
+    """Returns how many variables to cut so that no replica has too much of what stays whole.
 
-    It is looked for by halves, and fewer might do: with one more to place, the largest load can be smaller.
+    It is found by bisection. Fewer cuts might do, because the largest load may fall when one more variable is whole.
 
     Args:
         variables: what is shared out.
-        order: places of all of them, the largest first.
+        order: positions of all variables, the largest first.
         loads: bytes that each replica keeps already.
-        candidates: places of those that may be cut, the largest first.
+        candidates: positions of the variables that may be cut, the largest first.
         part: bytes of an equal share.
-        tolerance: how much more is not too much.
+        tolerance: how many bytes more than its part a replica may have.
     """
 
     def load_of_whole(count: int) -> float:
         return max(_placed(variables, _without(order, candidates[:count]), loads)[1])
 
-    # Where one has too much of what cannot be cut, less on the others would not help.
+    # Where a replica has too much that cannot be cut, less on the others would not help.
     limit = max(part, load_of_whole(len(candidates))) + tolerance
     too_few, enough = 0, 1
     while enough < len(candidates) and load_of_whole(enough) > limit:
@@ -232,17 +233,17 @@ def _count_to_cut(
 
 
 def _borders(cut: Sequence[Sized], kept: Sequence[float]) -> list[tuple[int, ...]]:
-    """Returns between which rows of variables one replica's end and the next one's begin, so that all keep as much.
+    """Returns the rows at which one replica's part ends and the next one's begins, such that all keep equally much.
 
     Args:
         cut: the variables.
-        kept: bytes that each replica has besides.
+        kept: bytes that each replica keeps besides these.
     """
     whole = sum(variable.nbytes for variable in cut)
     level = (sum(kept) + whole) / len(kept)
     rooms = [max(0.0, level - load) for load in kept]
     scale = whole / (sum(rooms) or 1.0)
-    # Where the parts of the replicas end, were all rows one after the other.
+    # The ends of the replicas' parts in the row of all variables.
     ends = [scale * end for end in accumulate(rooms[:-1])]
     borders, begin = [], 0.0
     for variable in cut:
@@ -255,6 +256,6 @@ def _borders(cut: Sequence[Sized], kept: Sequence[float]) -> list[tuple[int, ...
 
 
 def _parts(rows: Sequence[int]) -> list[tuple[int, float]]:
-    """Returns the replicas that have rows of a variable, and what part of all."""
+    """Returns the replicas that have rows of a variable, and each one's part of all rows."""
     first, last = bisect_right(rows, 0) - 1, bisect_left(rows, rows[-1])
     return [(r, (rows[r + 1] - rows[r]) / rows[-1]) for r in range(first, last) if rows[r] < rows[r + 1]]

@@ -1,11 +1,12 @@
-"""Cuts a chain of units into stages: the best of all contiguous cuts, by dynamic programming.
+"""Cuts a chain of units into stages, and finds the best of all contiguous cuts by dynamic programming.
 
     units   u0  u1  u2  u3  u4  u5  u6      best[k][j]: the first j units in k stages, at best
     stages  [───0───]  [──1──]  [──2──]     = min over i of worse(best[k - 1][i], cost of [i, j))
 
-The cost of every run of units is needed first. A column (all runs that end before unit j + 1) follows from the one
-before it: when unit j joins, a tensor made before the run and read by j is received by exactly those runs that start
-after its previous reader, and so on. Each record of a flow, a stash or a weight changes one slice of the column.
+The cost of every run of units is computed first. A column holds all runs that end before unit j + 1, and follows from
+the column before it. When unit j joins, a tensor that was made before the run and is read by j is received by exactly
+those runs that start after its previous reader, and so on. Each record of a flow, a stash or a weight changes one slice
+of the column.
 
 What a run of units costs:
 
@@ -15,9 +16,9 @@ What a run of units costs:
 - memory: weights, gradients and slots of the variables it owns, copies of those it only uses, and
   as many stashes as the schedule keeps in flight on that stage.
 
-A weight used by several units is owned by the stage of its first or of its last use; every other
-stage that uses it has a copy. Both are solved and the better is taken. Keeping all its uses on one
-stage needs no case of its own: it is the cut between them that costs the copy.
+A weight that several units use is owned by the stage of its first or of its last use. Every other stage that uses it
+has a copy. Both are solved and the better is taken. Keeping all its uses on one stage needs no case of its own, since
+only a cut between them costs a copy.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ from smp_tf.partition.units.cost import Flow, Weight
 
 _Array = NDArray[np.float64]
 _UNREACHABLE = np.inf
-#: More shared weights than this (groups with the same users) are all owned alike.
+#: Up to so many shared weights (groups with the same users) each choice of owners is tried; more are all owned alike.
 MOST_SHARED_GROUPS = 3
-#: Costs are estimates: a difference smaller than this is none.
+#: The share by which two costs may differ and count as equal, since costs are estimates.
 TOLERANCE = 0.005
 
 
 @dataclass(frozen=True)
 class ChainSolution(Placement):
-    """The cut that was taken, every stage a run of units, and how good a cut can be.
+    """The cut that was taken, in which every stage is a run of units, and how good a cut can be.
 
     Args:
-        least: the score of the best cut; the one taken is within the tolerance of it.
+        least: the score of the best cut. The cut that was taken is within the tolerance of it.
     """
 
     least: float = 0.0
@@ -81,14 +82,13 @@ def solve_chain(
         objective: "speed": least sum(c) + (microbatches - 1) max(c) over the stages' times c;
             "memory": least bytes on the fullest stage.
         microbatches: microbatches per step.
-        in_flight: microbatches whose stash a stage holds at once, from the schedule in use; by
-            default what 1F1B keeps, min(stages - r, microbatches).
+        in_flight: microbatches whose stash a stage holds at once, by the schedule; by default those of 1F1B, min(stages
+            - r, microbatches).
         ranks: how these differ, and what they may need; None where they are alike and may need anything.
-        tolerance: of the cuts that are this close to the best, the one with the least memory (for
-            "speed") or time (for "memory") is taken: costs are estimates, and a small difference is
-            none.
-        placement: where runs are chunks, several of which may be on one stage, the stage of each; a unit that is placed
-            by hand may then be in any chunk of its stage. The costs are still those of runs.
+        tolerance: among the cuts that are this close to the best, the one with the least memory (for "speed") or time
+            (for "memory") is taken, since costs are estimates.
+        placement: the stage of each run, where runs are chunks and a stage may have several. A unit that is placed by
+            hand may then be in any chunk of its stage. The costs are still those of runs.
 
     Returns:
         The cut, and what each run costs.
@@ -130,7 +130,7 @@ def solve_chain(
 
 
 def _order(placement: Placement, objective: str, microbatches: int) -> tuple[float, float]:
-    """Returns what is balanced, then the other."""
+    """Returns the cost that is balanced, then the other one."""
     seconds, nbytes = placement.score("speed", microbatches), placement.score("memory", microbatches)
     return (seconds, nbytes) if objective == "speed" else (nbytes, seconds)
 
@@ -143,24 +143,24 @@ def follow_owners(
     chunks: Chunks | None = None,
     ranks: Ranks | None = None,
 ) -> Placement:
-    """Puts the units of a chain where an earlier step put their variables; chunks may stay empty.
+    """Puts the units of a chain where an earlier step put their variables. Chunks may stay empty.
 
         owned by chunk   -  0  -  -  1  -        GAN after training: only the generator, all of it in chunk 0
         placed in        0  0  0  0  1  1             0  0  -  0   ──▶  0  0  0  0
 
-    A unit without an owned variable stays with the unit before it: nothing crosses for it but what would anyway. A
-    variable of several units is the pin of none of them.
+    A unit without an owned variable stays with the unit before it, so nothing more has to cross. A variable of several
+    units pins none of them.
 
     Args:
-        chain: the units; `pinned` holds the chunk that owns the unit's variables, or None.
+        chain: the units. `pinned` holds the chunk that owns the unit's variables, or None.
         stages: number of stages.
         owners: chunk of variables whose owner an earlier step decided.
         microbatches: over which the copies of a step are spread.
-        chunks: where they are, and what they keep; None for one on every stage that keeps one microbatch.
+        chunks: where the chunks are, and what they keep; None for one on every stage that keeps one microbatch.
         ranks: how these differ; None where they do not.
 
     Returns:
-        The chunks; times and memory are estimated as for any cut.
+        The placement. Its times and memory are estimated as for any cut.
 
     Raises:
         PlacementError: data would have to flow from a later chunk to an earlier one.
@@ -191,7 +191,7 @@ def follow_owners(
 
 
 def chunks_of_cuts(cuts: Sequence[int], count: int) -> tuple[int, ...]:
-    """Returns which run each unit is in.
+    """Returns the run that each unit is in.
 
     Args:
         cuts: first unit of run 1, of run 2 and so on.
@@ -287,8 +287,8 @@ class _Tables:
             with_any(stored, weight.users, weight.copied)
             when(owner, stored, 0, owner + 1, weight.stored - weight.copied)
             if len(weight.users) > 1:
-                # The owner sends the value and receives the gradient; each other stage the other
-                # way round.
+                # The owner sends the value and receives the gradient. Each other stage receives the value and sends the
+                # gradient.
                 crossing = (weight.value + (weight.gradient and weight.value)) / microbatches
                 with_any(traffic, weight.users, crossing)
                 first, last = weight.users[0], weight.users[-1]
@@ -303,11 +303,11 @@ class _Tables:
             self.stash[:end, end] = kept[:end]
 
     def time(self, speed: float, link: float) -> _Array:
-        """Returns the seconds of every run on a rank that is so fast."""
+        """Returns the seconds of every run on a rank of a given speed."""
         return self.compute / speed + self.moved / link
 
     def memory(self, in_flight: int) -> _Array:
-        """Returns the bytes of every run on a stage that holds so many stashes."""
+        """Returns the bytes of every run on a stage that holds a given number of stashes."""
         return self.weights + in_flight * self.stash
 
 
@@ -335,7 +335,7 @@ def _add_flow(flow: Flow, traffic: _Array, when: Callable[..., None], with_any: 
 
 
 class _Search:
-    """Finds best cuts over given tables; every method gives cuts, or None where none is legal."""
+    """Finds best cuts over given tables. Every method returns cuts, or None where none is legal."""
 
     def __init__(
         self,
@@ -370,7 +370,7 @@ class _Search:
         return step_time(self.of_cuts(cuts)[0], self._microbatches)
 
     def smallest(self, tolerance: float) -> tuple[tuple[int, ...] | None, float]:
-        """Cuts with the least memory on the fullest stage, then least step time; and the least memory."""
+        """Returns the cuts with the least memory on the fullest stage, then the least step time; and that memory."""
         cuts = self._minimise(self._memory, np.maximum)
         if cuts is None:
             return None, _UNREACHABLE
@@ -378,7 +378,7 @@ class _Search:
         return self._fastest_within(least * (1 + tolerance)), least
 
     def fastest(self, tolerance: float) -> tuple[tuple[int, ...] | None, float]:
-        """Cuts with the least step time, then least memory on the fullest stage; and the least step time."""
+        """Returns the cuts with the least step time, then the least memory on the fullest stage; and that time."""
         cuts = self._fastest_within(_UNREACHABLE)
         if cuts is None:
             return None, _UNREACHABLE
@@ -393,15 +393,15 @@ class _Search:
     def _fastest_within(self, memory: float) -> tuple[int, ...] | None:
         """Returns the cut with the least sum of times + (microbatches - 1) longest time, within a memory limit.
 
-        The least longest time is a floor. From the least sum on, the longest time is then bounded
-        lower and lower, until what is left to gain cannot make up for the larger sum.
+        The search starts at the cut with the least sum. It bounds the longest time lower and lower, until the gain that
+        is left cannot make up for the larger sum. The smallest longest time of any cut is the floor.
         """
         evenest = self._minimise(self._time, np.maximum, memory=memory)
         if evenest is None:
             return None
         floor = max(self.of_cuts(evenest)[0])
         best, bound = evenest, _UNREACHABLE
-        # Of the cuts as even as the evenest, the one with the least sum.
+        # Of the most even cuts, the one with the least sum.
         even = self._minimise(self._time, np.add, memory=memory, time=floor * (1 + 1e-12))
         if even is not None and self.step_time(even) < self.step_time(best):
             best = even
@@ -415,8 +415,8 @@ class _Search:
             least, others = self.step_time(best) * (1 - 1e-12), self._microbatches - 1
             if sum(times) + others * floor >= least:
                 return best
-            # What is more even has no smaller sum: to be better its longest time must make up for that.
-            # Below the longest in any case: sums of sizes that cancel out may leave a time just under zero.
+            # A more even cut has no smaller sum. To be better, its longest time must make up for that. It is below the
+            # longest in any case, since sums of sizes that cancel out may leave a time just under zero.
             bound = np.nextafter(min(max(times), max(times) * (1 - 1e-12)), -np.inf)
             if others:
                 bound = min(bound, (least - sum(times)) / others)
@@ -428,13 +428,13 @@ class _Search:
         memory: float = _UNREACHABLE,
         time: float = _UNREACHABLE,
     ) -> tuple[int, ...] | None:
-        """Cuts whose combined cost is least, every stage within the given bounds.
+        """Returns the cuts whose combined cost is least, with every stage within the given bounds.
 
         Args:
             costs: the cost of every run, on each stage.
             combine: np.maximum or np.add.
-            memory: bytes no stage may exceed, besides what its rank may need.
-            time: seconds no stage may exceed.
+            memory: bytes that no stage may exceed, besides the limit of its rank.
+            time: seconds that no stage may exceed.
         """
         tables, count = self._tables, self._tables.count
         best = np.full(count + 1, _UNREACHABLE)
@@ -469,7 +469,7 @@ def _does_not_fit(
     microbatches: int,
     ranks: Ranks,
 ) -> PlacementError:
-    """Returns why no cut was found: a limit, and the stage that breaks it in the best cut without one."""
+    """Returns why no cut was found: a limit, and the stage that exceeds it in the best cut without a limit."""
     without = Ranks(ranks.speed, ranks.link, (None,) * stages)
     search = _Search(_Tables(chain, frozenset(), microbatches), starts, in_flight, microbatches, without)
     cuts, _ = search.smallest(0.0)

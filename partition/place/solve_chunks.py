@@ -1,11 +1,11 @@
-"""Cuts a chain of units into chunks, of which a stage has several.
+"""Cuts a chain of units into chunks, where a stage has several.
 
     units    u0 u1 u2 u3 u4 u5 u6 u7
     chunks   [─0─] [─1─] [─2─] [─3─]        placement (0, 1, 1, 0): stage 0 has u0 u1 u6 u7, stage 1 the others
              cuts move, alone and in pairs, as long as the fullest stage, or the step, gains
 
-What a stage costs is no maximum over its runs, so the dynamic program of `solve_chain`, which weighs run against run,
-gives cuts to begin with and a local search goes on from there. Where there are few cuts, all are looked at.
+The cost of a stage is no maximum over its runs, but the dynamic program of `solve_chain` weighs run against run. So it
+gives only the first cuts, and a local search goes on from these. Where there are few cuts, all are tried.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, costed
 from smp_tf.partition.place.solve_chain import chunks_of_cuts, owner_choices, solve_chain
 
-#: Rounds in which every cut is moved, at most; a few are enough where the start is good.
+#: The most rounds in which every cut is moved. A few are enough where the start is good.
 _ROUNDS = 12
-#: Cuts, times owners of shared weights, of which all are looked at.
+#: Up to this number of cuts times owners of shared weights, all are tried.
 MOST_CUTS = 2_000
-#: By how many units two neighbouring cuts are moved at once.
+#: By how many units two neighbouring cuts are moved together.
 _BOTH = (-2, -1, 1, 2)
-#: Cuts that are looked at from all starts together: a second for some hundred units, the same on every machine.
+#: How many cuts are tried from all starts together, the same on every machine. Some hundred units take a second.
 _LOOKS = 3_000
-#: Parts of a rank's limit that each of its chunks is given at first.
+#: The parts of a rank's limit that each of its chunks may have in the first cuts.
 _SHARES = (1.0, 1.5, 2.0)
 
 _Order = tuple[float, float, float]
@@ -45,7 +45,7 @@ def solve_chunks(
 
     Args:
         chain: the units in topological order, their costs, and the stages and chunks that are given.
-        chunks: on which stage each is, and what stages keep.
+        chunks: the stage of each chunk, and what stages keep.
         objective: "speed": the seconds of a step; "memory": the bytes of the fullest stage.
         microbatches: per step.
         ranks: how these differ, and what they may need; None where they are alike and may need anything.
@@ -85,7 +85,7 @@ def solve_chunks(
 
 
 def looks_at_all(chain: Chain, chunks: Chunks) -> bool:
-    """Returns whether there are so few cuts that all of them are looked at.
+    """Returns whether there are so few cuts that all of them are tried.
 
     Args:
         chain: the units.
@@ -102,7 +102,7 @@ def _first(pair: tuple[_Order, Placement]) -> _Order:
 def _starts(
     chain: Chain, chunks: Chunks, objective: str, microbatches: int, ranks: Ranks
 ) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
-    """Cuts, with the owners of weights, which are best if each run had a rank for itself, of equal parts of memory."""
+    """Returns the cuts and owners that would be best if each run had a rank for itself, with equal memory."""
     several = [chunks.placement.count(stage) for stage in chunks.placement]
     speed = tuple(ranks.speed[stage] for stage in chunks.placement)
     link = tuple(ranks.link[stage] for stage in chunks.placement)
@@ -140,7 +140,7 @@ def _starts(
 
 
 class _Search:
-    """Moves cuts as long as that helps."""
+    """Moves cuts as long as this helps."""
 
     def __init__(self, chain: Chain, chunks: Chunks, objective: str, microbatches: int, ranks: Ranks) -> None:
         self._chain = chain
@@ -164,7 +164,7 @@ class _Search:
                     yield self._costed(cuts, late)
 
     def improved(self, start: tuple[tuple[int, ...], dict[int, int]], looks: int) -> tuple[_Order, Placement]:
-        """Returns the best cuts that moving one after the other leads to in so many looks, and how good they are."""
+        """Returns the best cuts that single moves lead to within a number of tries, and how good they are."""
         cuts, owners = start
         chunk_of = chunks_of_cuts(cuts, len(self._chain.names))
         late = frozenset(w.variable for w in self._chain.weights if owners[w.variable] != chunk_of[w.users[0]])
@@ -194,7 +194,7 @@ class _Search:
         return 2 * len(cuts) - 1
 
     def _moves(self, cuts: tuple[int, ...], move: int) -> Iterator[tuple[int, ...]]:
-        """Yields the cuts with one of them elsewhere, or two a little."""
+        """Yields the cuts with one of them moved anywhere, or two of them a little."""
         if move < len(cuts):
             step = 1
             while step < len(self._chain.names):
@@ -207,7 +207,7 @@ class _Search:
             yield (*cuts[:first], cuts[first] + one, cuts[first + 1] + other, *cuts[first + 2 :])
 
     def _agrees(self, cuts: Sequence[int]) -> bool:
-        """Returns whether every chunk has a unit, and what is given is where it must be."""
+        """Returns whether every chunk has a unit, and every given unit is where it must be."""
         bounds = (0, *cuts, len(self._chain.names))
         if any(later <= cut for cut, later in pairwise(bounds)):
             return False
@@ -218,7 +218,7 @@ class _Search:
         return True
 
     def _costed(self, cuts: Sequence[int], late: Collection[int]) -> tuple[_Order, Placement]:
-        """Returns what is too much for a rank, what is balanced, and the other; and the placement."""
+        """Returns the bytes too many for a rank, the cost that is balanced and the other cost; and the placement."""
         chunk_of = chunks_of_cuts(cuts, len(self._chain.names))
         owners = {w.variable: chunk_of[w.users[-1 if w.variable in late else 0]] for w in self._chain.weights}
         found = costed(self._chain, chunk_of, owners, self._microbatches, self._chunks, self._ranks)

@@ -1,13 +1,13 @@
-"""Places the units of a graph in stages: the best of all placements, and how good that is proved to be.
+"""Places the units of a graph on stages, as well as possible, and proves how good the placement is.
 
-A chain is cut at points of one topological order; here every unit has a stage of its own, and the only rule is that
+A chain is cut at points of one topological order. Here every unit has a stage of its own, and the only rule is that
 data flows to the same or to a later stage:
 
     order    a  b  c  d            a ─▶ c            stage 0   a  c
     cut      a  b │ c  d           b ─▶ d            stage 1   b  d      nothing crosses, as no cut of the order has it
 
-The costs are those of `solve_chain`: compute and transfers for time, weights and stash for memory. It is an integer
-program (`integer_program`), solved from the best cut on; where time runs out, the bound it has proved is told.
+The costs are those of `solve_chain`: compute and transfers for time, weights and stash for memory. The integer program
+(`integer_program`) starts from the best cut. Where its time runs out, it gives the bound that it has proved.
 
 Source:
     Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020), section 5: the
@@ -28,11 +28,11 @@ from typing import Any
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, costed, in_flight_of
 
-#: Units times stages; more take longer than anybody waits for a plan.
+#: The largest product of units and stages. A larger one takes longer than anybody waits for a plan.
 MOST_CHOICES = 20_000
-#: Seconds by the clock, for each one that a solver may take by its own count, and for its start.
+#: Seconds by the clock for each second of the solver's own count, and for its start.
 _PATIENCE, _START = 5.0, 60.0
-#: Runs a file without its folder among those of modules, one of which has a name of the standard library.
+#: Runs a file without its folder on the module path, since a file there has the name of a standard module.
 _RUN = "import runpy, sys; sys.path.pop(0); runpy.run_path(sys.argv[1], run_name='__main__')"
 
 
@@ -50,7 +50,7 @@ class DagProblem:
         in_flight: microbatches whose stash a stage holds at once; None for what 1F1B keeps.
         ranks: how these differ, and what they may need; None where they are alike and may need anything.
         hint: a placement to begin with, such as the best cut of a chain.
-        within: the first and the last stage of every unit, in placements that are wanted; None for any.
+        within: the first and the last stage that every unit may be on; None for any.
     """
 
     chain: Chain
@@ -66,10 +66,10 @@ class DagProblem:
 
 @dataclass(frozen=True)
 class DagSolution(Placement):
-    """A placement of units, with what is proved of it.
+    """A placement of units, with what is proved about it.
 
     Args:
-        bound: the score of no placement is smaller.
+        bound: a number that no placement's score is below.
     """
 
     bound: float = 0.0
@@ -80,13 +80,14 @@ def solve_dag(problem: DagProblem, seconds: float = 10.0) -> DagSolution | None:
 
     Args:
         problem: what is to be placed.
-        seconds: when to stop looking, about. Counted in work, not by a clock: the same graph gives the same result.
+        seconds: about when to stop the search. They are counted in work, not by a clock, so the same graph gives the
+            same result.
 
     Returns:
-        The best placement found; None where none was in this time, or where there is none.
+        The best placement; None where none was found in this time, or where there is none.
 
     Raises:
-        PlacementError: OR-tools is not installed, the solver failed, or the graph is too large to look.
+        PlacementError: OR-tools is not installed, the solver failed, or the graph is too large to be searched.
 
     Example:
         >>> problem = DagProblem(Chain(("a", "b", "c", "d"), (1.0,) * 4), ((0, 2), (1, 3)), 2, "speed")
@@ -97,17 +98,17 @@ def solve_dag(problem: DagProblem, seconds: float = 10.0) -> DagSolution | None:
 
 
 def solve_dags(problems: Sequence[DagProblem], seconds: float = 10.0) -> list[DagSolution | None]:
-    """Solves several problems as `solve_dag` does one, and starts the solver once.
+    """Solves several problems as `solve_dag` does one, but starts the solver once.
 
     Args:
         problems: what is to be placed.
-        seconds: for each of them.
+        seconds: the seconds for each problem, as in `solve_dag`.
 
     Returns:
         The solution of each.
 
     Raises:
-        PlacementError: OR-tools is not installed, the solver failed, or a graph is too large to look.
+        PlacementError: OR-tools is not installed, the solver failed, or a graph is too large to be searched.
     """
     for problem in problems:
         units = len(problem.chain.names)

@@ -1,6 +1,7 @@
-"""Limits the stages that a unit can be on where each has so much memory, and what every placement needs at least.
+"""Limits the stages that a unit can be on, given each stage's memory, and says what every placement needs at least.
 
-What a unit needs comes before it, on the same or an earlier stage, and must fit there; so must what needs it, after it:
+The units that a unit needs come before it, on the same or an earlier stage, and must fit there. The units that need it
+come after it, and must fit there:
 
     units, by bytes    a 4 ─▶ b 5 ─▶ c 4 ─▶ e 3        no stage has more than 10, there are two:
                               └────▶ d 2 ───┘
@@ -8,8 +9,8 @@ What a unit needs comes before it, on the same or an earlier stage, and must fit
                                      d 1                and before d as well: 11
     last stage         a 0    b 0    c 1    e 1         after b there are c, d and e, with it 14
 
-Where a unit finds no stage, no placement is that small. The largest limit of which this is known is a bound for all
-placements, proved without looking for one; and a solver that looks has less to decide.
+Where a unit finds no stage, no placement is that small. The largest limit for which this is known is a lower bound for
+all placements, proved without a search. A solver that searches has less to decide.
 
 Source:
     Earliest and latest stations of assembly lines: Scholl and Becker, "State-of-the-art exact and heuristic solution
@@ -28,13 +29,13 @@ from numpy.typing import NDArray
 
 from smp_tf.partition.place.placement import Chain, Ranks
 
-#: Units whose needs are held as a table of all pairs.
+#: The most units whose needs are held as a table of all pairs.
 MOST_UNITS = 3000
-#: Halvings of the distance to the best bound.
+#: How often the distance to the best bound is halved.
 _STEPS = 8
-#: Rounding of sums does not make a unit too large.
+#: The factor for rounding errors of sums, so that they do not make a unit too large.
 _SLACK = 1e-9
-#: Rows of the table that are looked at together.
+#: How many rows of the table are computed together.
 _ROWS = 128
 
 _Flags = NDArray[np.bool_]
@@ -43,14 +44,14 @@ _Stages = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Load:
-    """What units bring to a stage: each its own, and sets of them something together, where at least one is there.
+    """What units add to a stage: each its own, and sets of units something once if at least one of them is there.
 
     Args:
-        alone: per stage and unit.
-        together: per stage and set.
+        alone: load of each unit, per stage.
+        together: load of each set, per stage.
         members: of all sets, one set after the other.
         begins: where each set begins in `members`.
-        most: of each stage, or None for what is asked.
+        most: the limit of each stage, or None for the limit that is asked about.
     """
 
     alone: NDArray[np.float64]
@@ -60,7 +61,7 @@ class _Load:
     most: Sequence[float | None]
 
     def fit(self, stage: int, units: _Flags, limit: float | None) -> _Flags:
-        """Returns whether sets of units, one a row, fit on a stage together with nothing else."""
+        """Returns whether sets of units, one per row, each fit on a stage alone."""
         given = [most for most in (self.most[stage], limit) if most is not None]
         if not given:
             return np.ones(len(units), bool)
@@ -107,7 +108,7 @@ class StageLimits:
         self._loads = [_computed(chain, ranks.speed), held] if self._is_speed else [held]
 
     def within(self, limit: float) -> tuple[list[int], list[int]] | None:
-        """Returns the first and the last stage of every unit, in any placement of which no stage has more.
+        """Returns the first and the last stage of every unit in any placement that keeps within a limit.
 
         Args:
             limit: bytes, or seconds of compute.
@@ -118,7 +119,7 @@ class StageLimits:
         forwards = list(range(self._stages))
         first: _Stages = np.zeros(len(self._before), np.int64)
         last = first + self._stages - 1
-        # What one end leaves is less for the other.
+        # Stages that one end rules out make the search from the other end shorter.
         for _ in range(2):
             found = self._earliest(self._before, forwards, self._stages - 1 - last, limit)
             if found is None:
@@ -134,12 +135,12 @@ class StageLimits:
         return first.tolist(), last.tolist()
 
     def least(self, low: float, high: float, worth: float) -> float:
-        """Returns a number that the fullest stage of no placement is below.
+        """Returns a lower bound for the fullest stage of any placement.
 
         Args:
-            low: one that is known.
+            low: a lower bound that is known.
             high: what the fullest stage of a placement has.
-            worth: what is nearer to `high` than this is near enough.
+            worth: a bound that is nearer to `high` than this is near enough.
         """
         if self._is_too_little(high - worth):
             return high - worth
@@ -157,24 +158,24 @@ class StageLimits:
         return self.within(limit) is None
 
     def _earliest(self, before: _Flags, stages: Sequence[int], from_end: _Stages, limit: float) -> _Stages | None:
-        """Returns, for every unit, how many stages come before the first that it can be on.
+        """Returns, for every unit, how many stages come before the first stage that it can be on.
 
         Args:
             before: for each unit, itself and all that must come before it, which have smaller numbers.
-            stages: in the order in which they are filled; where that is backwards, so are the units.
-            from_end: for each unit, how many stages come after the last that it can be on.
-            limit: of each stage.
+            stages: the stages in the order in which they are filled. Where it is backwards, so are the units.
+            from_end: for each unit, how many stages come after the last stage that it can be on.
+            limit: what each stage may have.
         """
         count, backwards = len(before), stages[0] > stages[-1]
         found: _Stages = np.full(count, len(stages), np.int64)
         for at, stage in enumerate(stages):
             left = found == len(stages)
-            # What cannot be on an earlier stage, nor on a later one.
+            # Units that can be neither on an earlier stage nor on a later one.
             surely = left & (len(stages) - 1 - from_end <= at)
             too_much = np.zeros(count, bool)
             rows = np.flatnonzero(left)
             for block in (rows[begin : begin + _ROWS] for begin in range(0, len(rows), _ROWS)):
-                # Where something before a unit does not fit, neither does the unit.
+                # Where a unit's predecessor does not fit, neither does the unit.
                 open_rows = block[~(before[block] & too_much).any(axis=1)]
                 units = (before[open_rows] & left) | surely
                 fits = np.ones(len(open_rows), bool)
@@ -186,7 +187,7 @@ class StageLimits:
 
 
 def _closure(count: int, needs: Iterable[tuple[int, int]]) -> _Flags:
-    """Returns, for every unit, itself and all that it needs, directly or not."""
+    """Returns, for every unit, itself and all units that it needs, directly or not."""
     direct: list[list[int]] = [[] for _ in range(count)]
     for before, after in needs:
         direct[after].append(before)
@@ -205,7 +206,7 @@ def _computed(chain: Chain, speed: Sequence[float]) -> _Load:
 
 
 def _held(chain: Chain, in_flight: Sequence[int], memory: Sequence[float | None]) -> _Load:
-    """Returns the weights and stashes; of a weight of several units at least the copy that each stage has."""
+    """Returns the loads of weights and stashes. A weight of several units counts at least the copy on each stage."""
     weights: dict[tuple[int, ...], float] = {}
     stashes: dict[tuple[int, ...], float] = {}
     for weight in chain.weights:

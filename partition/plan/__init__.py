@@ -1,1 +1,1 @@
-"""The plan: who runs what and why, as a value, a text and a file."""
+"""The plan as a value, a text and a file. It says who runs what, and why."""

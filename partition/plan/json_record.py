@@ -1,4 +1,4 @@
-"""Reads a data class from JSON: every field, of its type, and no other. Errors are said in JSON's words.
+"""Reads a data class from JSON. Every field must be there with its type, and no other. Errors use JSON's words.
 
 {"partitions": "2"}    'partitions' of the plan file must be a whole number. Received: the text "2".
 """
@@ -17,17 +17,17 @@ from typing import Any, get_type_hints
 
 from smp_tf.partition.errors import PlacementError
 
-#: Of a text that was received, so many characters are shown.
+#: How many characters of a received text are shown.
 _MOST_SHOWN = 60
-#: No number of bytes, nor any other, has more digits.
+#: The most digits of a number. No number of bytes has more.
 _MOST_DIGITS = 18
-#: Of names that are missing or unknown, so many are named.
+#: How many missing or unknown names a message lists.
 _MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What stands in a JSON text and is no value.
+    """Something in a JSON text that is no value.
 
     Args:
         why: what is wrong with it, as the end of a sentence.
@@ -37,13 +37,13 @@ class Unreadable:
 
 
 def parse(text: str) -> Any:
-    """Returns what a JSON text holds, with `Unreadable` in place of what is no value; its first character may be a BOM.
+    """Returns the value of a JSON text, with `Unreadable` in place of what is no value. It may begin with a BOM.
 
     Args:
-        text: of a file, perhaps written by hand.
+        text: content of a file, perhaps written by hand.
 
     Raises:
-        PlacementError: it is not JSON.
+        PlacementError: the text is not JSON.
     """
     try:
         return json.loads(
@@ -79,7 +79,7 @@ def _too_large(digits: str) -> Unreadable:
 
 
 def in_words(value: Any) -> str:
-    """Returns what a JSON value is, such as "a list", "the number 2" and "nothing".
+    """Returns words for a JSON value, such as "a list", "the number 2" and "nothing".
 
     Args:
         value: what `parse` or `json.loads` gave.
@@ -100,13 +100,13 @@ def _short(text: str) -> str:
 
 
 def record_from(kind: type, fields: Any, what: str) -> Any:
-    """Returns an instance of a data class from JSON fields, all of them checked.
+    """Returns an instance of a data class from JSON fields, after it has checked all of them.
 
     Args:
-        kind: the data class; its fields are ints, floats, strings, data classes, tuples and mappings of such, None, or
+        kind: the data class. Its fields are ints, floats, strings, data classes, tuples and mappings of these, None, or
             `Any`, which is taken as it is.
         fields: what `parse` or `json.loads` gave.
-        what: what it is, for messages.
+        what: what the fields are of, for messages.
 
     Returns:
         The instance.
@@ -122,7 +122,7 @@ def record_from(kind: type, fields: Any, what: str) -> Any:
         wrong = {"Missing": expected - fields.keys(), "Unknown": fields.keys() - expected}
         said = " ".join(f"{word}: {_listed(names)}." for word, names in wrong.items() if names)
         raise PlacementError(f"{_begun(what)} must have the fields {_listed(expected)}. {said}")
-    # What is of its plain type is taken without a look at the words for it: a checkpoint has many thousands of records.
+    # A value of the right plain type is taken at once, since a checkpoint has many thousands of records.
     return kind(
         **{
             name: value if type(value := fields[name]) is hint else _value(hint, value, f"{name!r} of {what}")
@@ -165,7 +165,7 @@ def _value(hint: Any, value: Any, what: str) -> Any:
     return value
 
 
-#: What a value of a type is in JSON.
+#: The words for a value of each type in JSON.
 _KINDS = {
     int: "a whole number",
     float: "a number",

@@ -1,4 +1,4 @@
-"""Compares what a plan needs of each rank with what a rank may need."""
+"""Compares the memory that a plan needs on each rank with what the rank may need."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan, StageForecast, as_bytes
 from smp_tf.partition.plan.report import layer_names
 
-#: Of more stages than so many, only those that need too much are told, at most so many.
+#: With more stages than this, only those that need too much are listed, and at most this many.
 _MOST_LINES = 16
-#: Of stages that need larger ranks, so many are named.
+#: How many stages that need larger ranks are named.
 _MOST_STAGES = 4
 
 
 def excess(plan: Plan, limits: Sequence[float | None]) -> float:
-    """Returns the bytes by which the stage that is most over its limit is so; 0 or less where none is.
+    """Returns the most bytes by which a stage exceeds its limit; 0 or less where none does.
 
     Args:
         plan: the plan, with its forecast.
@@ -29,14 +29,15 @@ def excess(plan: Plan, limits: Sequence[float | None]) -> float:
 def too_large(
     plan: Plan, ranks: Ranks, nearest: Iterable[str] = (), *, averaging: int = 0, is_given: bool = False
 ) -> MemoryLimitError:
-    """Returns the error for a plan of which some stage exceeds its limit: what each needs, and what would help.
+    """Returns the error for a plan with a stage over its limit. It says what each stage needs, and what would help.
 
     Args:
         plan: the plan, with its forecast.
         ranks: bytes that each stage may need, and what says so.
-        nearest: settings with which it is known to fit, in words.
-        averaging: bytes of the buffer through which each averages gradients, part of its transport.
-        is_given: whether a file says what is where.
+        nearest: the words for settings with which it is known to fit.
+        averaging: bytes of the buffer through which each rank averages gradients. They are a part of its transport
+            bytes.
+        is_given: whether a file says the placement.
     """
     count = "1 partition" if plan.stages == 1 else f"{plan.stages} partitions"
     alike = _are_alike(ranks)
@@ -56,7 +57,7 @@ def too_large(
         if most is not None and stage in over:
             verdict += f", {as_bytes(row.device_bytes - most)} too much"
         layers = names[stage]
-        # Of a plan for speed it is known of another layer, that which takes the longest.
+        # A plan for speed names another layer, the one that takes the longest.
         if plan.objective == "memory" and row.units > 1 and row.largest_share > 0.5:
             layers = f"{names[stage]}; {row.largest} alone keeps {row.largest_share:.0%}"
         lines.append(f"  stage {stage}: {as_bytes(row.device_bytes)}{verdict} ({_parts(row)}) for {layers}")
@@ -73,18 +74,18 @@ def too_large(
 
 
 def _over(plan: Plan, ranks: Ranks) -> list[int]:
-    """Returns the stages that need more than they may."""
+    """Returns the stages that need more than their limits."""
     pairs = enumerate(zip(plan.forecast, ranks.memory, strict=True))
     return [stage for stage, (row, most) in pairs if most is not None and row.device_bytes > most]
 
 
 def _are_alike(ranks: Ranks) -> bool:
-    """Returns whether all may need as much, and the same says so."""
+    """Returns whether all stages have the same limit, and it comes from the same place."""
     return len({(most, ranks.limit_in_words(stage)) for stage, most in enumerate(ranks.memory)}) == 1
 
 
 def enough(plan: Plan, ranks: Ranks) -> str:
-    """Returns the memory with which a plan would fit, in words: of `memory_limit`, of ranks, or of both.
+    """Returns the words for the memory with which a plan would fit: `memory_limit`, that of ranks, or both.
 
     Args:
         plan: the plan, with its forecast.
@@ -93,7 +94,7 @@ def enough(plan: Plan, ranks: Ranks) -> str:
     needed = [row.device_bytes for row in plan.forecast]
     over, own = _over(plan, ranks), ranks.own or (None,) * plan.stages
     parts = []
-    # Of a rank that has less than the limit nothing is known of the limit but that it is no smaller.
+    # For a rank that has less than the limit, it is only known that the limit is no smaller.
     limits = [most for stage, most in enumerate(ranks.memory) if most is not None and not ranks.is_own_limit(stage)]
     least = min(limits, default=None)
     if least is not None and max(needed) > least:
@@ -109,7 +110,7 @@ def enough(plan: Plan, ranks: Ranks) -> str:
 
 
 def _exactly(count: int) -> str:
-    """Returns the bytes for people, and the number where that is not the same."""
+    """Returns the bytes for people, and the exact number where it differs."""
     return as_bytes(count) if count < 1024 else f"{as_bytes(count)} ({count:,} bytes)"
 
 

@@ -1,7 +1,7 @@
-"""The plan: which chunk has which unit and owns which variable, which stage runs it, and what that is forecast to cost.
+"""The plan: the chunk of each unit and variable, the stage of each chunk, and what this is forecast to cost.
 
-A plan is data. Rank 0 makes it, the others receive it as text, the report prints it, and a file keeps what people may
-want to read and to change of it (`plan_file`):
+A plan is data. Rank 0 makes it, the others receive it as text, and the report prints it. A file (`plan_file`) keeps the
+parts that people may want to read and to change:
 
     Units, Costs, Placement ──▶ Plan ──▶ JSON ──▶ Plan ──▶ chunks of the units of another trace
 """
@@ -24,7 +24,7 @@ from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
 
 VERSION = 4
-#: No plan is larger: a thousand layers and their variables take about 0.3 MiB.
+#: The most bytes of a plan. A thousand layers and their variables take about 0.3 MiB.
 MAX_BYTES = 16 * 2**20
 
 
@@ -35,8 +35,8 @@ class SharedVariable:
     Args:
         name: the variable.
         owner: stage that stores it.
-        copies: other stages that use it: each receives the value and returns a gradient once per
-            step. Empty when all uses were put on the owner.
+        copies: other stages that use it. Each receives the value and returns a gradient once per step. Empty when all
+            uses are on the owner.
         nbytes: bytes of the value.
     """
 
@@ -52,20 +52,20 @@ class Plan:
 
     Args:
         stages: number of stages.
-        microbatches: number of microbatches it was made for.
-        schedule: the schedule it was made for: its name, or the text of one that has none.
+        microbatches: number of microbatches that it was made for.
+        schedule: the schedule that it was made for, as its name, or as the text of one without a name.
         objective: what was balanced, "memory" or "speed".
-        fingerprint: hash of the step it was made for.
+        fingerprint: hash of the step that it was made for.
         placement: the stage of every chunk; where each stage has one chunk, 0, 1, 2 and so on.
-        units: chunk of every unit, by name, in topological order.
+        units: chunk of every unit, by the unit's name, in topological order.
         owners: chunk of every variable of the model, by name.
         shared: variables with more than one user.
-        forecast: one entry a stage.
+        forecast: one entry for each stage.
         defaulted: op types whose cost was guessed.
-        reasons: what decided the placement besides the stage that has most, one sentence each.
-        gap: by how much what was balanced is less at most in any other placement, as a share; None where nothing is
-            proved, as of a placement that was given.
-        recompute: for units whose forward is made again in backward, the group of units that are so together, by name.
+        reasons: what decided the placement, besides the stage that has most, one sentence each.
+        gap: by how much any other placement can be better in what was balanced, as a share; None where nothing is
+            proved, as for a placement that was given.
+        recompute: the group of each unit whose forward is made again in backward, by the unit's name.
     """
 
     stages: int
@@ -84,7 +84,7 @@ class Plan:
     recompute: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Returns the plan as text: stable, one unit and one variable a line."""
+        """Returns the plan as text, always in the same form, with one unit or variable per line."""
         fields = {"version": VERSION, **dataclasses.asdict(self)}
         return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
 
@@ -99,8 +99,8 @@ class Plan:
             An equal plan.
 
         Raises:
-            PlacementError: it is too long, not JSON, of another version, or a field is missing,
-                unknown or mistyped.
+            PlacementError: the text is too long, not JSON, or of another version, or a field is missing, unknown or
+                mistyped.
         """
         if len(text.encode()) > MAX_BYTES:
             raise PlacementError(f"A plan has at most {MAX_BYTES} bytes. Received: {len(text.encode())} bytes.")
@@ -129,12 +129,12 @@ class Plan:
 
     @property
     def schedule_name(self) -> str:
-        """The schedule in a word or two."""
+        """Returns the schedule in a word or two."""
         return "own schedule" if self.schedule[:1].isdigit() else self.schedule
 
     @property
     def has_one_chunk_each(self) -> bool:
-        """Whether each stage has one chunk, and the chunks are in the order of the stages."""
+        """Returns whether each stage has one chunk, and the chunks are in the order of the stages."""
         return self.placement == tuple(range(self.stages))
 
     def stage_of(self, name: str) -> int:
@@ -173,12 +173,13 @@ class Terms:
     """What a placement was made for.
 
     Args:
-        chunks: where these are, and what stages keep.
+        chunks: where the chunks are, and what stages keep.
         microbatches: number of microbatches.
         schedule: name of the schedule.
         objective: "memory" or "speed".
-        speed: of the ranks of all stages, in times of that of the costs; None where they are alike.
-        slot_shares: among how many replicas the slots of a stage are shared; the costs are of equal shares.
+        speed: speeds of the ranks of all stages, as multiples of the speed that the costs are for; None where they are
+            alike.
+        slot_shares: number of replicas that share the slots of a stage. The costs are those of equal shares.
     """
 
     chunks: Chunks
@@ -209,12 +210,12 @@ def make_plan(
         solution: the placement.
         terms: what it was made for.
         fingerprint: hash of the step.
-        owners: chunks of all variables of the model, where they are known better than from the
-            cuts, such as those of variables that no unit uses.
-        gap: by how much other placements are better at most; see `Plan`.
+        owners: chunks of all variables of the model, where more is known than the cuts say, such as about variables
+            that no unit uses.
+        gap: by how much any other placement can be better, as in `Plan`.
 
     Returns:
-        The plan; its forecast is estimated from op types and shapes.
+        The plan. Its forecast is estimated from op types and shapes.
     """
     chunks = terms.chunks
     owner_of = {**solution.owners, **(owners or {})}
@@ -255,7 +256,7 @@ def _forecast(
     speed: Sequence[float],
     slot_shares: int,
 ) -> tuple[StageForecast, ...]:
-    """Returns the costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
+    """Returns the costs summed per stage. A tensor counts once for each stage that receives or keeps it."""
     stages, stage_of = chunks.stages, solution.stage_of
     times, units = [0.0] * stages, [0] * stages
     for unit, cost in enumerate(costs.units):
@@ -310,7 +311,7 @@ def _stored(
         owner = chunks.placement[owner_of[weight.variable]]
         if weight.variable in trained:
             shape = graph.variables[weight.variable].type.shape or ()
-            # One whose shape is open is not cut.
+            # A variable whose shape is unknown is not cut.
             rows = shape[0] if shape and None not in shape else None
             shared[owner].append(Sized(weight.value, rows or 1))
             slots[owner].append(weight.slots * slot_shares)
@@ -352,7 +353,7 @@ def _traffic(costs: Costs, solution: Placement, stages: int) -> list[Traffic]:
 def _largest(
     units: Sequence[Unit], costs: Costs, solution: Placement, chunks: Chunks, objective: str
 ) -> list[tuple[str, float]]:
-    """Returns, for each stage, the unit that has most of what is balanced, and its share of it."""
+    """Returns, for each stage, the unit that has most of what is balanced, and the unit's share of it."""
     stored = {w.variable: w.stored for w in costs.weights}
     most = chunks.most_of_each
 
@@ -376,8 +377,8 @@ def as_bytes(count: float, up: bool = False) -> str:
     """Returns the bytes for people, such as "3.1 GiB".
 
     Args:
-        count: how many.
-        up: round up, so that what is said is enough.
+        count: number of bytes.
+        up: whether to round up, so that the words never say less than the number.
     """
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:

@@ -1,7 +1,7 @@
 """The file that keeps a script's plans, for people to read, to change and to run again.
 
-A script decides where the variables of a model are at the first step that uses the model: there is one plan for each
-such step, in the order in which they came.
+The first step that uses a model decides where the model's variables are. The file has one plan for each such step, in
+the order in which they came.
 
     {
      "version": 5,
@@ -21,9 +21,9 @@ such step, in the order in which they came.
      ]
     }
 
-`placement`, `units` and `shared` say it all: every other variable is owned where the layer is that uses it. So a layer
-is moved by changing one number; `planned` stays as it is, and a training says what was moved. Where a partition has one
-chunk, chunk and partition are the same number.
+`placement`, `units` and `shared` say all: every other variable is owned by the chunk of the layer that uses it. So a
+layer is moved by changing one number. `planned` stays as it is, and a training says what was moved. Where each
+partition has one chunk, chunk and partition are the same number.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.units.units import Unit, dependences
 
 VERSION = 5
-#: No plan file is larger: a model of a thousand layers takes about 0.3 MiB.
+#: The most bytes of a plan file. A model of a thousand layers takes about 0.3 MiB.
 MAX_BYTES = 16 * 2**20
-#: More partitions are a slip of the pen.
+#: The most partitions. More are a slip of the pen.
 _MOST = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one partition is forecast to hold and to do; for the reader.
+    """What one partition is forecast to hold and to do. It is there for the reader only.
 
     Args:
         parameters: numbers in the variables it owns.
-        bytes: of weights, gradients, slots, stash and what is in flight.
+        bytes: bytes of weights, gradients, slots, stash and what is in flight.
         time_share: its share of the compute time of all partitions, 0 to 1.
     """
 
@@ -65,11 +65,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the planner has decided, by which it is seen what was changed by hand.
+    """What the planner has decided. It shows what was changed by hand.
 
     Args:
         placement: the partition of every chunk.
-        first: the first layer of each chunk; "" for a chunk without one, as a step has that uses a part of the models.
+        first: the first layer of each chunk; "" for a chunk without a layer, which a step that uses a part of the
+            models may have.
         shared: the owner of each variable that layers of several chunks use.
     """
 
@@ -80,7 +81,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """What the file says of one step; see the picture above."""
+    """What the file says of one step, as in the picture above."""
 
     step: str
     fingerprint: str
@@ -104,7 +105,7 @@ class StoredPlan:
         return found
 
     def moved(self) -> tuple[str, ...]:
-        """Returns what was moved by hand, in words ("net/dense from partition 1 to 0"): chunks, layers, variables."""
+        """Returns the chunks, layers and variables moved by hand, in words ("net/dense from partition 1 to 0")."""
         old, new = self.planned.placement, self.placement
         pairs = enumerate(zip(old, new, strict=False))
         found = [f"chunk {chunk} from partition {before} to {now}" for chunk, (before, now) in pairs if before != now]
@@ -120,12 +121,12 @@ class StoredPlan:
         return tuple(found)
 
     def require_owner(self, name: str, used_in: Collection[int], was_used_in: Collection[int]) -> None:
-        """Raises where a variable is stored with layers that do not use it, or where it is no longer said with which.
+        """Raises where a variable is stored with layers that do not use it, or the file no longer says with which.
 
         Args:
-            name: of the variable.
+            name: name of the variable.
             used_in: the chunks whose layers use it.
-            was_used_in: those that did before any change by hand.
+            was_used_in: the chunks whose layers used it before any change by hand.
         """
         planned, here = self.planned.shared.get(name), sorted(used_in)
         if name not in self.shared:
@@ -135,7 +136,8 @@ class StoredPlan:
                     f"use. It was planned on {self._in_words([planned])}."
                 )
             return
-        # As planned it may be with others, where an earlier step put it; or all of its layers were moved away together.
+        # Unchanged, it may be with other layers, because an earlier step put it there. Or all of its layers were moved
+        # together.
         stays = self.shared[name] == planned and (len(here) < 2 or planned not in was_used_in)
         if self.shared[name] not in here and not stays:
             use = f"Those of {self._in_words(here)} do" if here else "None does"
@@ -162,12 +164,12 @@ class PlanFile:
     plans: tuple[StoredPlan, ...]
 
     def to_json(self) -> str:
-        """Returns the file's text: stable, one layer and one variable a line."""
+        """Returns the file's text, always in the same form, with one layer or variable per line."""
         return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> PlanFile:
-        """Reads what `to_json` gave, perhaps changed by hand.
+        """Reads a text of `to_json`, perhaps changed by hand.
 
         Args:
             text: the file's content.
@@ -176,9 +178,9 @@ class PlanFile:
             The plans.
 
         Raises:
-            PlacementError: it is not JSON, of another version, a field is missing, unknown, mistyped or there twice,
-                two plans are of one step, or layers are on partitions that do not exist or that data would have to
-                come back to.
+            PlacementError: the text is not JSON or of another version; a field is missing, unknown, mistyped or there
+                twice; two plans are of one step; a layer is on a partition that does not exist; or data would have to
+                come back to an earlier chunk.
         """
         if len(text) > MAX_BYTES:
             raise PlacementError(f"It is larger than {MAX_BYTES} bytes, which no plan file is.")
@@ -217,15 +219,16 @@ class PlanFile:
             step: name of the step function.
             graph: its op graph.
             units: the units of the graph.
-            fingerprint: the graph's.
+            fingerprint: hash of the graph.
 
         Returns:
-            The plan of that fingerprint, or else one for the same layers and variables: it was made for batches of
-            another size, for other constants, or under another name. Of several it is that of the step's name.
+            The plan with that fingerprint, or else one for the same layers and variables. Such a plan was made for
+            batches of another size, for other constants, or under another name. Of several, it is the plan with the
+            step's name.
 
         Raises:
-            PlacementError: there is none; the message says what differs from the one that is most like it. Or it leaves
-                a partition without a layer, or gives a variable to layers that do not use it.
+            PlacementError: there is no such plan; the message says what differs from the plan most like it. Or the plan
+                leaves a partition without a layer, or gives a variable to layers that do not use it.
         """
         same = [plan for plan in self.plans if plan.fingerprint == fingerprint]
         fitting = [plan for plan in same or self.plans if not _difference(plan, graph, units)]
@@ -245,10 +248,10 @@ class PlanFile:
         )
 
     def _require_sense(self, plan: StoredPlan, graph: OpGraph, units: Sequence[Unit]) -> None:
-        """Raises where a fitting plan leaves a partition without a layer, or puts a variable with wrong ones."""
+        """Raises where a fitting plan leaves a partition without a layer, or puts a variable with the wrong layers."""
         _require_planned(plan, self.partitions)
         before, planned = plan.planned_units(), plan.planned.placement
-        # A step that uses a part of the models may have left some empty.
+        # A step that uses a part of the models may have left some chunks empty.
         left = {*planned} - {planned[chunk] for chunk in before.values()}
         empty = {*range(self.partitions)} - {plan.placement[chunk] for chunk in plan.units.values()}
         empty -= left & {*plan.placement}
@@ -267,7 +270,7 @@ class PlanFile:
 
 
 def to_store(step: str, plan: Plan, graph: OpGraph) -> StoredPlan:
-    """Returns what the file is to say of a plan.
+    """Returns what the file says of a plan.
 
     Args:
         step: name of the step function.
@@ -297,11 +300,11 @@ def _variables(graph: OpGraph) -> dict[str, str]:
 
 
 def _require_settings(plan: StoredPlan, of: str) -> None:
-    """Raises where what a plan was made for cannot be, or it names a variable that it has not.
+    """Raises where a plan was made for impossible settings, or names a variable that it does not have.
 
     Args:
-        plan: to be looked at.
-        of: where it is in the file, in words.
+        plan: the plan.
+        of: the words for its place in the file.
     """
     if plan.microbatches < 1:
         raise PlacementError(f"'microbatches' {of} must be at least 1. Received: {plan.microbatches}.")
@@ -338,7 +341,7 @@ def _require_planned(plan: StoredPlan, partitions: int) -> None:
 
 
 def _require_order(plan: StoredPlan, partitions: int) -> None:
-    """Raises where a layer is in a chunk that does not exist, or before what its data comes from."""
+    """Raises where a layer is in a chunk that does not exist, or before a layer that it gets data from."""
     chunks = len(plan.placement)
     if not plan.placement or not all(0 <= partition < partitions for partition in plan.placement):
         raise PlacementError(
@@ -348,7 +351,7 @@ def _require_order(plan: StoredPlan, partitions: int) -> None:
     for name, chunk in (*plan.units.items(), *plan.shared.items()):
         if not 0 <= chunk < chunks:
             raise PlacementError(f"It puts {name!r} on {what} {chunk}, and there are {chunks}: 0 to {chunks - 1}.")
-    # As many as there are partitions may be those of another job, which is told where the file is used.
+    # The number of partitions may be another job's. That is checked where the file is used.
     if chunks > max(len(plan.units), partitions):
         raise PlacementError(f"It has {chunks} chunks, and {len(plan.units)} layers to put into them.")
     for (before, first), (name, second) in pairwise(plan.units.items()):
@@ -360,7 +363,7 @@ def _require_order(plan: StoredPlan, partitions: int) -> None:
 
 
 def _difference(plan: StoredPlan, graph: OpGraph, units: Sequence[Unit]) -> str:
-    """Returns the first layer or variable in which a plan and a step differ, in words; "" where there is none."""
+    """Returns the words for the first layer or variable in which a plan and a step differ; "" where there is none."""
     planned, here = list(plan.units), [unit.name for unit in units]
     known = {*here}
     others = [name for name in planned if name not in known]

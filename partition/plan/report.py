@@ -14,12 +14,12 @@ from smp_tf.partition.plan.plan import Plan, as_bytes
 from smp_tf.partition.plan.stage_forecast import StageForecast
 from smp_tf.partition.units.units import AFTER_MODEL
 
-#: A gap that rounds to 0.0 % is none.
+#: A gap that rounds to 0.0 % counts as none.
 _NO_GAP = 0.0005
 
 
 def heading(plan: Plan) -> str:
-    """Returns what was asked for, in a line.
+    """Returns the settings that were asked for, in one line.
 
     Args:
         plan: the plan.
@@ -31,12 +31,12 @@ def heading(plan: Plan) -> str:
 
 
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
-    """Returns the plan as text: a row per stage, then what else there is to know.
+    """Returns the plan as text: a table with a row per stage, then remarks.
 
     Args:
         plan: the plan, with its forecast.
         width: columns of the terminal.
-        color: mark the heading with terminal codes.
+        color: whether to mark the heading with terminal codes.
 
     Returns:
         Lines, each at most `width` wide.
@@ -79,7 +79,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
 
 
 def sent(row: StageForecast) -> str:
-    """Returns what a stage sends per microbatch, a line to later stages and one to earlier ones; "-" for nothing.
+    """Returns what a stage sends per microbatch: a line for later stages and one for earlier ones; "-" for nothing.
 
     Args:
         row: the stage's forecast.
@@ -90,7 +90,7 @@ def sent(row: StageForecast) -> str:
 
 
 def shared_table(plan: Plan) -> Table:
-    """Returns the weights that several layers use, a row each: where they are stored, and where copies of them are.
+    """Returns a row for each weight that several layers use, with the stages that store it and have copies of it.
 
     Args:
         plan: the plan.
@@ -105,7 +105,7 @@ def shared_table(plan: Plan) -> Table:
 
 
 def shared_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
-    """Returns, for every weight that several layers use, its name, size and stage, and the stages with copies of it.
+    """Returns the name, size and stage of every weight that several layers use, and the stages with copies of it.
 
     Args:
         plan: the plan.
@@ -122,13 +122,13 @@ def shared_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Returns what the tables have no column for: copies, what is on the host, why it is so, and what is proved of it.
+    """Returns what the tables have no column for: copies, what is on the host, the reasons, and what is proved.
 
     Args:
         plan: the plan, with its forecast.
 
     Returns:
-        Sentences, each with a word for what it is about.
+        Sentences, each with a word for its subject.
     """
     lines = []
     if any(shared.copies for shared in plan.shared):
@@ -142,7 +142,7 @@ def remarks(plan: Plan) -> list[str]:
 
 
 def reasons(plan: Plan) -> tuple[str, ...]:
-    """Returns what decided the placement, one sentence each: first the stage that limits it.
+    """Returns what decided the placement, one sentence each. The first names the stage that limits it.
 
     Args:
         plan: the plan, with its forecast.
@@ -163,7 +163,7 @@ def reasons(plan: Plan) -> tuple[str, ...]:
 
 
 def on_host(plan: Plan) -> tuple[str, ...]:
-    """Returns what is in the hosts' memory instead of the devices', in one sentence; nothing where nothing is.
+    """Returns a sentence about what is in the hosts' memory instead of the devices'; nothing where nothing is.
 
     Args:
         plan: the plan, with its forecast.
@@ -176,7 +176,7 @@ def on_host(plan: Plan) -> tuple[str, ...]:
 
 
 def proved(plan: Plan) -> tuple[str, ...]:
-    """Returns what other placements of the same units could gain, by what is known before a cut.
+    """Returns what other placements of the same units could gain, as far as it is known before the cut.
 
     Args:
         plan: the plan.
@@ -219,16 +219,16 @@ def layer_names(plan: Plan) -> list[str]:
 
 
 def _around(names: Sequence[str]) -> int:
-    """Returns how many parts of their paths all units have in common: the model, and one that it wraps."""
+    """Returns how many parts of their paths all units have in common, such as the model and one that it wraps."""
     paths = [name.partition(" + ")[0].split("/")[:-1] for name in names]
     same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
     return sum(1 for _ in same)
 
 
 def _paths(name: str, around: int) -> list[str]:
-    """Returns the layers around a unit, outermost first, and itself, each by its path within what is around all units.
+    """Returns the layers around a unit, outermost first, and the unit itself, without the path that all units share.
 
-    Of several models they begin with the model's name.
+    Where there are several models, a path begins with the model's name.
     """
     if name == AFTER_MODEL:
         return [name]

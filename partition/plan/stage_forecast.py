@@ -11,16 +11,15 @@ from dataclasses import dataclass
 class Use(enum.StrEnum):
     """What a stage's memory is used for."""
 
-    #: Its variables, and its copies of other stages' variables.
+    #: The stage's variables, and its copies of other stages' variables.
     WEIGHTS = "weights"
-    #: What gradients are accumulated in.
+    #: Memory in which gradients are accumulated.
     GRADIENTS = "gradients"
     #: The optimizer's slots; where replicas share them, those of the replica that has most.
     SLOTS = "slots"
     #: What forward keeps for backward, of all microbatches that are under way.
     STASH = "stash"
-    #: What was received and is not read yet, what is not sent yet, and what gradients are averaged through; 0 before
-    #: the cut.
+    #: Messages received but not yet read, messages not yet sent, and buffers for averaging gradients; 0 before the cut.
     TRANSPORT = "transport"
     #: The batch, and tensors that live within one task only; 0 before the cut.
     WORK = "work"
@@ -31,7 +30,7 @@ class Memory:
     """Bytes by what they are used for.
 
     Args:
-        bytes: by use; a use that is not given has none.
+        bytes: bytes by use. A use that is not given has none.
         on_host: the uses that are in the host's memory instead of the device's.
     """
 
@@ -59,12 +58,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """Returns all bytes."""
         return sum(self.bytes.values())
 
     @property
     def host(self) -> int:
-        """The bytes in the host's memory."""
+        """Returns the bytes in the host's memory."""
         return sum(self.bytes[use] for use in self.on_host)
 
 
@@ -85,17 +84,17 @@ class Traffic:
 
 @dataclass(frozen=True)
 class StageForecast:
-    """What one stage is expected to hold, to do and to send.
+    """What one stage is forecast to hold, to do and to send.
 
     Args:
         units: number of units.
         parameters: numbers in the trainable and other variables it owns.
         memory: the bytes it holds.
-        in_flight: microbatches whose stash it holds at once, of each of its chunks.
+        in_flight: for each of its chunks, the microbatches whose stash it holds at once.
         time_share: its share of the compute time of all stages, 0 to 1.
         traffic: what it sends.
         largest: the unit that has most of what is balanced, among those of the stage.
-        largest_share: its share of that, 0 to 1.
+        largest_share: the share of that unit, 0 to 1.
     """
 
     units: int
@@ -111,61 +110,61 @@ class StageForecast:
         """Returns the forecast with other bytes of some uses.
 
         Args:
-            memory: the bytes by use.
+            memory: the other bytes, by use.
         """
         return dataclasses.replace(self, memory=self.memory | memory)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of variables."""
+        """Returns the bytes of variables."""
         return self.memory[Use.WEIGHTS]
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes in which gradients are accumulated."""
+        """Returns the bytes in which gradients are accumulated."""
         return self.memory[Use.GRADIENTS]
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of optimizer slots."""
+        """Returns the bytes of optimizer slots."""
         return self.memory[Use.SLOTS]
 
     @property
     def stash_bytes(self) -> int:
-        """Bytes of the stash of all microbatches under way."""
+        """Returns the bytes of the stash of all microbatches under way."""
         return self.memory[Use.STASH]
 
     @property
     def transport_bytes(self) -> int:
-        """Bytes on their way between ranks."""
+        """Returns the bytes on their way between ranks."""
         return self.memory[Use.TRANSPORT]
 
     @property
     def working_bytes(self) -> int:
-        """Bytes of the batch and of tensors that live within one task only."""
+        """Returns the bytes of the batch and of tensors that live within one task only."""
         return self.memory[Use.WORK]
 
     @property
     def gradients_on_host(self) -> bool:
-        """Whether gradients are in the host's memory instead of the device's."""
+        """Returns whether gradients are in the host's memory instead of the device's."""
         return Use.GRADIENTS in self.memory.on_host
 
     @property
     def slots_on_host(self) -> bool:
-        """Whether slots are in the host's memory instead of the device's."""
+        """Returns whether slots are in the host's memory instead of the device's."""
         return Use.SLOTS in self.memory.on_host
 
     @property
     def stored_bytes(self) -> int:
-        """All bytes it holds at its fullest."""
+        """Returns all bytes that it holds at its fullest."""
         return self.memory.total
 
     @property
     def host_bytes(self) -> int:
-        """Those of them in the host's memory instead of the device's."""
+        """Returns how many of its bytes are in the host's memory instead of the device's."""
         return self.memory.host
 
     @property
     def device_bytes(self) -> int:
-        """Those of them in the device's memory."""
+        """Returns how many of its bytes are in the device's memory."""
         return self.stored_bytes - self.host_bytes

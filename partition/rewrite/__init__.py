@@ -1,1 +1,1 @@
-"""What is changed in the op graph of a step before it is cut."""
+"""Changes to the op graph of a step before it is cut."""

@@ -1,11 +1,11 @@
-"""Takes measurements of a model's own, such as `add_metric` in a layer's call, out of the model.
+"""Moves a model's own measurements, such as `add_metric` in a layer's call, out of the model.
 
     call of a layer:   hidden ──▶ mean ──▶ assign to the metric's sum ──▶ its result
                                   │        └──────────── leaves the call ───────────┘
                                   └ stays: an op of the layer
 
-A metric is a variable of the script: it lives on every rank, while the ops of a model run on one. What writes it, and
-what follows from it, is therefore taken out of the call, as if the step had done it with a tensor that the layer gave.
+A metric is a variable of the script. It lives on every rank, while the ops of a model run on one. So the op that writes
+it, and what follows from it, are taken out of the call, as if the step had run them on a tensor that the layer gave.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def leave_the_model(graph: OpGraph) -> OpGraph:
         graph: a pruned op graph.
 
     Returns:
-        The same graph where there are none, and where other layers of the model go on with what they give: that is an
-        error when it is placed.
+        The graph. It is the same graph where there are no measurements. It is also the same where other layers of the
+        model use their results; placing such a graph is an error.
     """
     written = {v for node in graph.nodes for v in node.writes if not graph.variables[v].in_model}
     if not written:
@@ -46,7 +46,7 @@ def leave_the_model(graph: OpGraph) -> OpGraph:
 
 
 def _with_parents(graph: OpGraph, call: int) -> set[int]:
-    """Returns a layer call, those it was made in, and what is outside all calls."""
+    """Returns a layer call, the calls around it, and call 0, which is outside all calls."""
     found = {0}
     current: int | None = call
     while current:

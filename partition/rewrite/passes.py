@@ -1,4 +1,4 @@
-"""The passes over the op graph of a step, in order: they run once it is traced, and before anything is placed.
+"""The passes over the op graph of a step, in order. They run after the trace and before anything is placed.
 
     traced graph ──▶ random ──▶ unneeded ──▶ measurements ──▶ units, plan, cut
 
@@ -16,7 +16,7 @@ from smp_tf.partition.rewrite.measurements import leave_the_model
 from smp_tf.partition.rewrite.prune import prune
 from smp_tf.partition.rewrite.randomness import make_stateless
 
-#: Takes a sentence for the user.
+#: A function that takes a sentence for the user.
 Say = Callable[[str], None]
 
 
@@ -26,8 +26,8 @@ class Pass(NamedTuple):
     Args:
         name: unique among them.
         why: what would be wrong without it.
-        function: given the graph, and what takes sentences for the user, returns the graph anew; the same one where
-            there is nothing to do.
+        function: takes the graph and a function for sentences to the user, and returns the new graph. Where there is
+            nothing to do, it returns the same graph.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Rewritten:
 
     Args:
         graph: the graph.
-        changed_by: names of the passes that have changed something.
+        changed_by: names of the passes that have changed it.
     """
 
     graph: OpGraph
@@ -76,10 +76,10 @@ def rewrite(graph: OpGraph, say: Say, passes: Sequence[Pass] = PASSES) -> Rewrit
     Args:
         graph: the op graph of a step, as traced.
         say: takes sentences for the user.
-        passes: in their order.
+        passes: the passes, in order.
 
     Returns:
-        The graph that is placed and cut, and what has changed it.
+        The graph that is placed and cut, with the passes that have changed it.
     """
     changed_by = set()
     for one in passes:

@@ -1,4 +1,4 @@
-"""A step without what nobody needs."""
+"""Takes out of a step the ops that nobody needs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def prune(graph: OpGraph) -> OpGraph:
 
 
 def _only_uses_of_trained(graph: OpGraph, needed: Collection[int]) -> list[int]:
-    """Returns forward ops that use a weight whose gradient is needed, where none of them is needed itself.
+    """Returns the forward ops that use a weight, where its gradient is needed and none of these ops is.
 
-    The gradient of a linear layer needs nothing of the layer's forward pass, but who stores the weight is decided by
-    what uses it. TensorFlow leaves such ops out of the segments, in which nothing reads them.
+    The gradient of a linear layer needs nothing of the layer's forward pass. But the ops that use a weight decide who
+    stores it, so they stay. TensorFlow leaves them out of the segments, since nothing there reads them.
     """
     trained = {g.variable for g in graph.gradients if all(t.node in needed for t in g.tensors)}
     trained &= {v.index for v in graph.variables if v.in_model}

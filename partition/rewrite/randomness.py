@@ -1,14 +1,15 @@
 """Makes random ops functions of a counter instead of hidden state.
 
-A stateful random op draws from a kernel's own state, which can neither be saved nor replayed and differs from trace to
-trace. Each becomes its stateless counterpart, keyed by the microbatch's seed and the op's running number:
+A stateful random op draws from a kernel's own state. This state can neither be saved nor replayed, and differs from
+trace to trace. Each such op becomes its stateless counterpart, with a key made of the microbatch's seed and the op's
+running number:
 
     RandomUniform(shape)   ->   StatelessRandomUniform(shape, seed + [position, 0])
 
-The microbatch's seed comes in from outside (`SEED`, int64[2]) and depends on base seed, step, microbatch and replica,
-never on rank or stage: masks are the same for any number of partitions. A function that draws (a loop body, a branch,
-a traced layer) gets the seed of its call as one more argument; a loop's body hands on a new one to its next turn.
-Positions add up along nested calls and turns.
+The microbatch's seed comes in from outside (`SEED`, int64[2]). It depends on base seed, step, microbatch and replica,
+never on rank or stage. So masks are the same for any number of partitions. A function that draws (a loop body, a
+branch, a traced layer) gets the seed of its call as one more argument. A loop's body hands on a new seed to the next
+turn. Positions add up along nested calls and turns.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SEED_TYPE = TensorType("int64", (2,))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Counterpart:
-    """The stateless form of a random op: its type, its attributes by old name, and where the seed goes among inputs."""
+    """The stateless form of a random op: its type, its attributes by old name, and the seed's place among inputs."""
 
     op: str
     attributes: dict[str, str]
@@ -44,7 +45,7 @@ _COUNTERPARTS = {
     "Multinomial": _Counterpart("StatelessMultinomial", {"T": "T", "output_dtype": "output_dtype"}, 2),
 }
 
-#: Random ops that TensorFlow has no drop-in stateless counterpart for; they keep their state.
+#: Random ops without a drop-in stateless counterpart in TensorFlow. They keep their state.
 WITHOUT_COUNTERPART = frozenset(
     {"RandomShuffle", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "ParameterizedTruncatedNormal"}
 )
@@ -58,7 +59,7 @@ def make_stateless(graph: OpGraph, say: Callable[[str], None]) -> OpGraph:
         say: called with a sentence for every kind of random op that keeps its state.
 
     Returns:
-        The graph, with one SEED node where a random op was replaced; the same graph where none was.
+        The graph with one SEED node, where a random op was replaced; else the same graph.
     """
     functions = _Functions(graph.library)
     kept = {node.op for node in graph.nodes if node.op in WITHOUT_COUNTERPART} | functions.without_counterpart()
@@ -106,10 +107,10 @@ def _stateless_definition(old: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
 
 
 def _position(function: int, number: int) -> int:
-    """Returns a running number within a function, scattered over 62 bits by SplitMix64.
+    """Returns the position for a running number within a function: the number, scattered over 62 bits by SplitMix64.
 
-    Positions add up along nested calls. Were they the numbers themselves, or a multiple of them, the first op in the
-    second call would draw what the second op in the first call draws.
+    Positions add up along nested calls. If they were the numbers themselves, or multiples of them, the first op of the
+    second call would draw what the second op of the first call draws.
     """
     mixed = (((function << 32) + number) * 0x9E3779B97F4A7C15) % (1 << 64)
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % (1 << 64)
@@ -118,7 +119,7 @@ def _position(function: int, number: int) -> int:
 
 
 def _offset_and_sum(name: str, function: int, number: int) -> tuple[node_def_pb2.NodeDef, node_def_pb2.NodeDef]:
-    """Returns the constant `[position, 0]` and the addition of a seed to it; inputs are left to the caller."""
+    """Returns the constant `[position, 0]` and the addition of a seed to it. The caller fills in the inputs."""
     offset = np.array([_position(function, number), 0], np.int64)
     constant = node_def_pb2.NodeDef(name=f"{name}/seed_offset", op="Const")
     constant.attr["dtype"].type = types_pb2.DT_INT64
@@ -129,7 +130,7 @@ def _offset_and_sum(name: str, function: int, number: int) -> tuple[node_def_pb2
 
 
 def _add_own_seed(editor: GraphEditor, node: Node, seed: Tensor, number: int) -> Tensor:
-    """Adds `seed + [position, 0]` for one op that draws and gives its tensor."""
+    """Adds `seed + [position, 0]` for one op that draws, and returns its tensor."""
     constant, add = _offset_and_sum(node.name, 0, number)
 
     def made(definition: node_def_pb2.NodeDef, inputs: tuple[Tensor, ...]) -> Node:
@@ -149,7 +150,7 @@ def _add_own_seed(editor: GraphEditor, node: Node, seed: Tensor, number: int) ->
 
 
 class _Functions:
-    """The functions of a graph, and versions of those that draw which take a seed as their last argument."""
+    """The functions of a graph and, for those that draw, versions that take a seed as their last argument."""
 
     def __init__(self, library: bytes) -> None:
         self._library = function_pb2.FunctionDefLibrary.FromString(library)
@@ -185,7 +186,7 @@ class _Functions:
         return self._draws[name]
 
     def seeded_call(self, node: Node, seed: Tensor) -> Node:
-        """Returns the call with the seed as one more input, of the versions that take one."""
+        """Returns the call, of the versions that take a seed, with the seed as one more input."""
         definition = node_def_pb2.NodeDef.FromString(node.definition)
         self._redirect(definition)
         outputs = (*node.outputs, _SEED_TYPE) if node.op in LOOP_OPS else node.outputs
@@ -197,7 +198,7 @@ class _Functions:
         )
 
     def _redirect(self, definition: node_def_pb2.NodeDef) -> None:
-        """Makes a call node call the versions that take a seed; the seed input itself is left to the caller."""
+        """Makes a call node call the versions that take a seed. The caller fills in the seed's input."""
         is_loop = definition.op in LOOP_OPS
         definition.attr["T" if is_loop else "Tin"].list.type.append(types_pb2.DT_INT64)
         if is_loop and definition.attr["output_shapes"].list.shape:
@@ -210,12 +211,12 @@ class _Functions:
                     function.name = self._with_seed(function.name, hands_on=is_loop and key == "body")
 
     def _with_seed(self, name: str, hands_on: bool) -> str:
-        """Returns the version of a function that takes a seed last and, for a loop's body, returns the next turn's."""
+        """Returns the version of a function that takes a seed last. A loop's body also returns the next turn's seed."""
         if (name, hands_on) in self._seeded:
             return self._seeded[name, hands_on]
         new_name = f"{name}_smp_{'turn' if hands_on else 'seeded'}"
         self._seeded[name, hands_on] = new_name
-        index = len(self._seeded)  # the function's name would not do: it differs from process to process
+        index = len(self._seeded)  # not the function's name, which differs from process to process
         function = function_pb2.FunctionDef()
         function.CopyFrom(self._by_name[name])
         function.signature.name = new_name

@@ -1,1 +1,1 @@
-"""Which tensors of a step hold samples, and what of a step is computed of the whole batch."""
+"""Finds the tensors of a step that hold samples, and the parts of a step that can be computed for the whole batch."""

@@ -1,14 +1,14 @@
-"""Finds what of a step can be computed for a whole batch from tensors that its microbatches have made.
+"""Finds the parts of a step that can be computed for a whole batch from tensors of its microbatches.
 
-A step is cut into microbatches; its losses and logs are then averages over these. Whether they are what one process
-would compute shows when the end of the step, its *tail*, is computed once for all samples:
+A step is cut into microbatches, and its losses and logs are averages over these. To see whether one process would
+compute the same, the end of the step, its *tail*, is computed once for all samples:
 
     microbatch 0 ─ layers ─▶ rows ┐
     microbatch 1 ─ layers ─▶ rows ├─ joined ─▶ tail of the whole batch's graph ─▶ loss, logs
     microbatch 2 ─ layers ─▶ rows ┘
 
-The tail begins as near to the results as rows go (`sample_rows.py`), so a loss over logits needs the losses of samples
-only, and a contrastive loss, which compares samples, needs what the layers gave.
+The tail begins as near to the results as tensors hold rows (`sample_rows.py`). So a loss over logits needs only the
+losses of samples. A contrastive loss compares samples and needs the outputs of layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, UNSENDABLE_DTYPES
 from smp_tf.partition.graph.op_kinds import RANDOM_OPS
 from smp_tf.partition.samples.sample_rows import SampleRows
 
-#: Why something cannot be computed that is made of gradients.
+#: Why a result that is made of gradients cannot be computed.
 DEPENDS_ON_GRADIENTS = "it depends on gradients"
 
 
@@ -30,8 +30,9 @@ class Cut:
 
     Args:
         whole: the tensor in the whole batch's graph.
-        part: the same in a microbatch's graph.
-        axis: along which the microbatches are joined; None where all of them have the same, which depends on no sample.
+        part: the same tensor in a microbatch's graph.
+        axis: the axis along which the microbatches are joined; None for a tensor that is the same in all of them, since
+            it depends on no sample.
     """
 
     whole: Tensor
@@ -45,10 +46,10 @@ class Tail:
 
     Args:
         nodes: nodes of the whole graph that it consists of, in topological order.
-        cuts: where it begins.
+        cuts: the tensors where it begins.
         arguments: numbers of the step's tensor arguments that it reads.
-        results: by name, what it gives: tensors of the whole graph, and numbers of nodes that write.
-        left_out: by name of other results, why they cannot be computed.
+        results: what it gives, by name: tensors of the whole graph, and numbers of nodes that write.
+        left_out: why other results cannot be computed, by name.
     """
 
     nodes: tuple[int, ...]
@@ -63,11 +64,11 @@ def find_tail(whole: OpGraph, rows: SampleRows, wanted: Mapping[str, Sequence[Te
 
     Args:
         whole: the step, traced for all samples of a batch.
-        rows: what its tensors are made of.
-        wanted: by name, what is to be computed together: tensors of `whole`, and numbers of its nodes that write.
+        rows: what the tensors of `whole` are made of.
+        wanted: what is to be computed together, by name: tensors of `whole`, and numbers of its nodes that write.
 
     Returns:
-        The tail of those that can be computed, and why others cannot.
+        The tail of the results that can be computed, and why the others cannot.
     """
     found = {name: _Walk(whole, rows).back_from(targets) for name, targets in wanted.items()}
     left_out = {name: walk.obstacle for name, walk in found.items() if walk.obstacle is not None}
@@ -95,7 +96,7 @@ class _Walk:
         self.obstacle: str | None = None
 
     def back_from(self, targets: Iterable[Tensor | int]) -> _Walk:
-        """Goes all ways back from tensors and nodes, until the obstacle that is met first."""
+        """Goes all ways back from tensors and nodes, and stops at the first obstacle."""
         stack: list[Tensor] = []
         for target in targets:
             stack.extend(self._through(target) if isinstance(target, int) else [target])
@@ -108,7 +109,7 @@ class _Walk:
         return self
 
     def _before(self, tensor: Tensor) -> Iterable[Tensor]:
-        """Returns what a tensor is to be computed of; nothing where it is a cut, or an obstacle."""
+        """Returns what a tensor is computed from; nothing where it is a cut or an obstacle."""
         node, content = self._whole.nodes[tensor.node], self._rows.of(tensor)
         if content.gradients:
             self.obstacle = DEPENDS_ON_GRADIENTS
@@ -134,7 +135,7 @@ class _Walk:
             self.nodes.add(current)
             node = self._whole.nodes[current]
             found.extend(node.inputs)
-            # What is read of a script's variable, such as a metric's state, depends on what was written before.
+            # The value of a script's variable, such as a metric's state, depends on what was written before.
             stack.extend(before for before in node.control if self._writes_for_script(before))
         return found
 
@@ -142,7 +143,7 @@ class _Walk:
         return any(not self._whole.variables[index].in_model for index in self._whole.nodes[number].writes)
 
     def _is_cut(self, tensor: Tensor) -> bool:
-        """Returns whether the tail can begin at a tensor, which is then noted."""
+        """Returns whether the tail can begin at a tensor. If so, the tensor is noted."""
         content, other = self._rows.of(tensor), self._rows.in_part(tensor)
         if other is None or self._whole.type_of(tensor).dtype in UNSENDABLE_DTYPES:
             return False

@@ -1,7 +1,7 @@
-"""Finds uses of gradients that give another result for the microbatches of a batch than for the whole batch.
+"""Finds uses of gradients whose result for microbatches differs from the result for the whole batch.
 
-The gradient of a batch is the average of its microbatches' gradients. So what a step computes of gradients may be
-averaged over the microbatches only where it is *linear* in them:
+The gradient of a batch is the average of its microbatches' gradients. So a result made of gradients may be averaged
+over the microbatches only where it is *linear* in them:
 
     gradient * 0.5, gradient + decay * weight, gradient - mean(gradient)     the average is that of the batch
     gradient / norm(gradients), gradient ** 2, clip(gradient)                the average is something else
@@ -34,22 +34,22 @@ _BILINEAR = named(
 _QUOTIENTS = frozenset({"RealDiv", "Div", "DivNoNan"})
 #: Ops that choose among their other inputs by the first.
 _CHOICES = frozenset({"Select", "SelectV2"})
-#: Ops that say of gradients whether they are finite, and what is made of that: where all are, it is always the same.
+#: Ops that test whether gradients are finite, and their consumers. Where all are finite, the result is always the same.
 _FINITE = named("IsFinite IsInf IsNan")
 _OF_FINITE = named("All Any Identity LogicalAnd LogicalNot LogicalOr")
-#: Ops of whose inputs only type and shape matter.
+#: Ops that only read the type and shape of their inputs.
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"})
 
 
 @dataclass(frozen=True, slots=True)
 class NonlinearUse:
-    """A use of gradients that is not linear, and what it leads to.
+    """A use of gradients that is not linear, and the result that it leads to.
 
     Args:
         op: name of the op.
-        kind: its type.
-        position: which output of the step it leads to; None for a variable of the script's.
-        variable: which variable it leads to; None for an output.
+        kind: type of the op.
+        position: the output of the step that it leads to; None for a variable of the script's.
+        variable: the variable that it leads to; None for an output.
     """
 
     op: str
@@ -59,20 +59,20 @@ class NonlinearUse:
 
 
 def nonlinear_uses(graph: OpGraph) -> tuple[NonlinearUse, ...]:
-    """Finds what a step returns, or writes, that is not linear in its gradients.
+    """Finds the results and writes of a step that are not linear in its gradients.
 
     Args:
         graph: a step, traced for a microbatch.
 
     Returns:
-        For each output and each variable of the script that it leads to: the op where it stops being linear.
+        For each such output or variable of the script, the op where it stops being linear.
     """
     on_samples = _reached(graph, (n for n, node in enumerate(graph.nodes) if node.op == ARGUMENT))
     linear = {tensor for gradient in graph.gradients for tensor in gradient.tensors[:1]}
     stops: dict[Tensor, int] = {}
     finite: set[Tensor] = set()
     for number, node in enumerate(graph.nodes):
-        # What backward makes of a gradient on its way to other weights is no use of it.
+        # Backward computes other gradients from a gradient. That is no use of it.
         if node.backward or node.op in _SHAPES:
             continue
         broken = next((stops[t] for t in node.inputs if t in stops), None)
@@ -101,7 +101,7 @@ def nonlinear_uses(graph: OpGraph) -> tuple[NonlinearUse, ...]:
 
 
 def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tensor], on_samples: set[int]) -> bool:
-    """Returns whether a node's outputs are linear in those of its inputs that are."""
+    """Returns whether a node's outputs are linear in the inputs that are linear in gradients."""
     if node.writes:
         return True
     is_of_gradients = [t in linear for t in node.inputs]
@@ -109,7 +109,7 @@ def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tens
         is_one or t.node not in on_samples for is_one, t in zip(is_of_gradients, node.inputs, strict=True)
     )
     if node.op in _LINEAR:
-        # What is added to gradients may depend on samples: it is averaged as they are.
+        # What is added to gradients may depend on samples, since it is averaged as they are.
         return True
     if node.op in _BILINEAR:
         return sum(is_of_gradients) == 1 and others_are_fixed
@@ -121,7 +121,7 @@ def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tens
 
 
 def _reached(graph: OpGraph, starts: Iterable[int]) -> set[int]:
-    """Returns the nodes that depend on some nodes."""
+    """Returns all nodes that depend on one of some nodes."""
     found = set(starts)
     for number, node in enumerate(graph.nodes):
         if any(t.node in found for t in node.inputs):

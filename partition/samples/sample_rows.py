@@ -1,17 +1,17 @@
-"""Tells which tensors of a step hold one row a sample, each made of its own sample alone.
+"""Tells which tensors of a step hold one row per sample, each computed from its own sample alone.
 
 The step is traced twice: for a microbatch (the part) and for all samples of a batch (the whole). A tensor whose shape
-differs between the two holds samples along the dimension that differs. Outside the model it holds *rows* as long as
-only ops that treat every row alike have made it:
+differs between the two holds samples along the dimension that differs. Outside the model it holds *rows* if only ops
+that treat every row alike have made it:
 
     model ──▶ logits [n, 10] ──▶ cross entropy [n] ──▶ mean []
               rows               rows                  no rows: it mixes the samples
 
-Rows of all microbatches, one after the other, are the rows of the batch. What is computed of them afterwards, such as a
-loss, can so be computed for the whole batch at once (`batch_tail.py`).
+The rows of all microbatches, one after the other, are the rows of the batch. So what is computed from them, such as a
+loss, can be computed for the whole batch at once (`batch_tail.py`).
 
-What a layer of the model computes counts as rows where a dimension is as long as there are samples: a layer that mixes
-samples (batch normalisation) sees microbatches, and that is no matter of losses.
+A tensor that a layer of the model computes counts as rows where a dimension is as long as there are samples. A layer
+that mixes samples (batch normalisation) sees microbatches. That does not concern losses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ELEMENTWISE = named(
 )
 #: Ops that compute row i of their output from row i of their inputs, where the first dimension stays as it is.
 _ROW_BY_ROW = named("All Any ArgMax ArgMin BiasAdd ExpandDims Max Mean Min OneHot Prod Squeeze Sum TopKV2")
-#: Ops of images that compute each by itself.
+#: Ops on images that treat each image by itself.
 _BY_SAMPLE = named("AvgPool AvgPool3D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D")
 
 
@@ -46,11 +46,11 @@ class Content:
     """What a tensor of the whole batch's graph is made of.
 
     Args:
-        rows: the dimension along which it holds rows that were made one by one; None where it holds none.
+        rows: the dimension along which it holds rows, each computed from its own sample; None where it holds none.
         samples: whether it depends on samples.
         weights: whether it depends on variables of a model.
         gradients: whether it depends on gradients.
-        random: whether it depends on random numbers that are no rows, so that every microbatch has others.
+        random: whether it depends on random numbers that are no rows. Then every microbatch has other numbers.
     """
 
     rows: int | None = None
@@ -66,7 +66,7 @@ class SampleRows:
     Args:
         whole: the step, traced for all samples of a batch.
         part: the same step, traced for a microbatch.
-        samples: of the whole batch.
+        samples: number of samples in the whole batch.
         unknown: names of nodes that stand for gradients in `whole`.
     """
 
@@ -77,25 +77,25 @@ class SampleRows:
         self._unknown = unknown
 
     def in_part(self, tensor: Tensor) -> Tensor | None:
-        """Returns the tensor of the part's graph that is made in the same place; None where there is none."""
+        """Returns the tensor of the part's graph that is made at the same place; None where there is none."""
         node = self._whole.nodes[tensor.node]
         number = self._part.number_of.get(node.name)
         if number is None:
             return None
         other = self._part.nodes[number]
-        # Random ops were made stateless in the part.
+        # In the part, random ops were made stateless.
         is_same = other.op == node.op or {other.op, node.op} <= RANDOM_OPS
         if node.op == ARGUMENT:
             is_same = is_same and other.source == node.source
         if node.op not in RANDOM_OPS:
-            # A name may stand for another op where one of the traces has made more.
+            # Where one trace has made more ops, a name may stand for another op.
             ours = [self._whole.nodes[t.node].name for t in node.inputs]
             is_same = is_same and ours == [self._part.nodes[t.node].name for t in other.inputs]
         return Tensor(number, tensor.index) if is_same and len(other.outputs) == len(node.outputs) else None
 
     @cached_property
     def contents(self) -> tuple[tuple[Content, ...], ...]:
-        """For every node of the whole graph what each of its outputs is made of."""
+        """Returns, for every node of the whole graph, what each of its outputs is made of."""
         found: list[tuple[Content, ...]] = []
         for number, node in enumerate(self._whole.nodes):
             given = [found[t.node][t.index] for t in node.inputs]
@@ -107,10 +107,10 @@ class SampleRows:
         return self.contents[tensor.node][tensor.index]
 
     def differs(self, tensor: Tensor) -> tuple[int, ...] | None:
-        """Returns the dimensions of a tensor that are another length for a microbatch; None where that cannot be told.
+        """Returns the dimensions of a tensor whose length differs for a microbatch; None where this cannot be told.
 
-        Lengths that are not even known for the whole batch, such as that of its longest sample, are among them only
-        where no other dimension is.
+        A dimension whose length is unknown even for the whole batch, such as that of its longest sample, is among them
+        only where no other dimension is.
         """
         lengths = self._lengths(tensor)
         if lengths is None:
@@ -119,7 +119,7 @@ class SampleRows:
         return known or tuple(d for d, (whole, _) in enumerate(lengths) if whole is None)
 
     def _lengths(self, tensor: Tensor) -> list[tuple[int | None, int | None]] | None:
-        """Returns the lengths of each dimension, for the batch and for a microbatch; None where they do not compare."""
+        """Returns each dimension's lengths, for the batch and for a microbatch; None where they cannot be compared."""
         other = self.in_part(tensor)
         if other is None:
             return None
@@ -129,10 +129,10 @@ class SampleRows:
         return list(zip(whole, part, strict=True))
 
     def _of_samples(self, tensor: Tensor) -> int | None:
-        """Returns the dimension of a tensor that is as long as there are samples; None where there is no telling.
+        """Returns the dimension of a tensor that is as long as there are samples; None where nothing tells which.
 
-        One of another length has them in another order: of samples and their augmented copies, one kind comes after the
-        other in a batch, and in each of its microbatches.
+        A dimension of another length has them in another order. For example, the augmented copies come after the
+        samples in a batch, and do so in each of its microbatches.
         """
         lengths = self._lengths(tensor) or []
         found = [d for d, (whole, part) in enumerate(lengths) if whole == self._samples and part != whole]
@@ -155,7 +155,7 @@ class SampleRows:
             return Content(rows=only, samples=True, random=only is None)
         random = any(c.random for c in given)
         if node.call:
-            # Of layers everything that holds samples is taken as it is.
+            # For layers, everything that holds samples is taken as it is.
             is_rows = only is not None and (samples or weights)
             return Content(only if is_rows else None, samples or is_rows, weights, gradients, random and not is_rows)
         rows = 0 if samples and not gradients and self._keeps_rows(node, tensor, given) else None
@@ -169,7 +169,7 @@ class SampleRows:
         if not shape or shape[0] is None or self.differs(tensor) in (None, ()):
             return False
         if node.op == "Reshape":
-            # In row-major order what is of a sample stays together, in as many rows each as go into the samples.
+            # In row-major order the elements of a sample stay together, in the same number of rows for each sample.
             return shape[0] % self._samples == 0 and self._keeps_length(tensor, shape[0])
         shapes = [self._whole.type_of(t).shape for t in node.inputs]
         of_samples = [s for c, s in zip(given, shapes, strict=True) if c.samples]
@@ -180,12 +180,12 @@ class SampleRows:
             is_aligned = all(s is not None and len(s) == len(shape) for s in of_samples)
             return is_aligned and all(_is_for_every_row(s, len(shape)) for s in others)
         if node.op in ("ConcatV2", "Pack"):
-            # The last input of a concatenation says along which dimension: not along the first, which stays as it is.
+            # The last input of a concatenation is the dimension. It must not be the first, which stays as it is.
             return all(c.samples for c in (given[:-1] if node.op == "ConcatV2" else given))
         if node.op in ("Softmax", "LogSoftmax"):
             return len(shape) > 1
         if node.op in _BY_SAMPLE:
-            # Of images, with weights that are no samples' own.
+            # Images, with weights that do not differ between samples.
             return given[0].samples and not any(c.samples for c in given[1:])
         if node.op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
             return len(shape) > 2 and all(c.samples for c in given)
@@ -200,7 +200,7 @@ class SampleRows:
         return node.op in _ROW_BY_ROW
 
     def _keeps_length(self, tensor: Tensor, length: int) -> bool:
-        """Returns whether the first dimension is as long for a microbatch as its samples say, where that is known."""
+        """Returns whether the first dimension's length for a microbatch is what its samples say, where it is known."""
         lengths = self._lengths(tensor)
         return lengths is not None and lengths[0][1] != length
 
@@ -224,5 +224,5 @@ class SampleRows:
 
 
 def _is_for_every_row(shape: tuple[int | None, ...] | None, rank: int) -> bool:
-    """Returns whether what does not depend on samples is the same for every row that it is combined with."""
+    """Returns whether an input that does not depend on samples is the same for every row it is combined with."""
     return shape is not None and (len(shape) < rank or (len(shape) == rank and shape[0] == 1))

@@ -1,1 +1,1 @@
-"""From a `tf.function` to the op graph."""
+"""Traces a `tf.function` into an op graph."""

@@ -17,10 +17,10 @@ class Directions:
     """In which call, and in which direction, every op was made.
 
     Args:
-        call_of: of each op, the layer call.
-        is_backward: of each op, whether it was made while gradients were taken.
-        forward_of: of each op, the number of the forward op whose gradient function made it; None where none did, or
-            nothing tells which.
+        call_of: for each op, its layer call.
+        is_backward: for each op, whether it was made while gradients were taken.
+        forward_of: for each op, the number of the forward op whose gradient function made it; None where none did, or
+            where nothing tells which.
     """
 
     call_of: Sequence[int]
@@ -33,7 +33,7 @@ def directions_of(trace: Trace, operations: Sequence[tf.Operation]) -> Direction
 
     Args:
         trace: what `trace` gave.
-        operations: its ops.
+        operations: the ops of the trace.
     """
     recorder, length = trace.recorder, len(operations)
     call_of = _paint(recorder.call_spans, length, lambda i: recorder.call_spans[i].call, 0)
@@ -46,7 +46,7 @@ def directions_of(trace: Trace, operations: Sequence[tf.Operation]) -> Direction
 
 
 def _paint(spans: Sequence[Any], length: int, value: Callable[[int], Any], initial: Any) -> list[Any]:
-    """Returns for each op number the value of the innermost span around it (spans come outermost first)."""
+    """Returns, for each op number, the value of the innermost span around it. Outer spans come first."""
     found = [initial] * length
     for index, span in enumerate(spans):
         if span.end > span.start:
@@ -63,15 +63,15 @@ class _ForwardOps:
         self._in_scope: dict[tuple[str, str], list[int]] = defaultdict(list)
         for number, op in enumerate(operations):
             if not is_backward[number]:
-                # A scope that was opened for one op only gives the op its own name.
+                # A scope that was opened for only one op gives the op its own name.
                 for scope in (op.name.rpartition("/")[0], op.name):
                     self._in_scope[scope, op.type].append(number)
 
     def find(self, span: GradientFunctionSpan) -> int | None:
         """Returns the number of the forward op, or None where nothing tells.
 
-        An output of the op says it exactly. Where the gradient function needs no outputs, the op is the one that
-        reads all inputs still known; where it needs no inputs either, the only op of that type in the name scope.
+        An output of the op says it exactly. Where the gradient function needs no outputs, it is the op that reads all
+        inputs still known. Where it needs no inputs either, it is the only op of that type in the name scope.
         """
         for tensor in span.outputs:
             if self._here(tensor):

@@ -28,7 +28,7 @@ from smp_tf.partition.op_cost.loop_turns import with_few_turns
 from smp_tf.partition.trace.directions import Directions, directions_of
 from smp_tf.partition.trace.trace import Trace
 
-#: Stateful by registration, yet without any effect that another op or a person could see.
+#: Ops registered as stateful although they have no effect that another op or a person could see.
 _WITHOUT_EFFECT = frozenset(
     {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
 )
@@ -57,8 +57,8 @@ class OutputSlot:
     """Stands for a tensor in a structure of results.
 
     Args:
-        outputs: its position in `OpGraph.outputs`; a composite tensor (sparse slices, ragged) has several.
-        spec: type of a composite tensor, from which it is put together again; None for a plain one.
+        outputs: its positions in `OpGraph.outputs`. A composite tensor (sparse slices, ragged) has several.
+        spec: type of a composite tensor, by which it is put together again; None for a plain one.
     """
 
     outputs: tuple[int, ...]
@@ -70,7 +70,7 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
 
     Args:
         trace: what `trace` gave.
-        describe: for a variable, its unique name and whether it belongs to a distributed model.
+        describe: returns a variable's unique name, and whether it belongs to a distributed model.
 
     Returns:
         The op graph, validated, with everything in it that the trace holds; nothing is pruned yet.
@@ -103,7 +103,7 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
 
 
 class _Numbers:
-    """Numbers ops in the order in which they were made, and says what nodes' edges are.
+    """Numbers ops in the order in which they were made, and finds the edges of nodes.
 
     Args:
         operations: the ops.
@@ -113,11 +113,11 @@ class _Numbers:
         self._number_of = {op.name: number for number, op in enumerate(operations)}
 
     def tensor(self, tensor: tf.Tensor) -> Tensor:
-        """Returns what stands for a tensor in the op graph."""
+        """Returns the tensor of the op graph that stands for a tensor of TensorFlow's."""
         return Tensor(self._number_of[tensor.op.name], tensor.value_index)
 
     def edges(self, op: tf.Operation) -> _Edges:
-        """Returns what every node says of its op, whatever kind it is."""
+        """Returns what a node of any kind says of its op."""
         return _Edges(
             name=op.name,
             inputs=tuple(self.tensor(t) for t in op.inputs),
@@ -127,7 +127,7 @@ class _Numbers:
 
 
 class _Edges(TypedDict):
-    """What every node says of its op: arguments of `Node`."""
+    """The arguments of `Node` that nodes of every kind have."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -140,12 +140,12 @@ class _Sources:
     """What comes into a graph from outside.
 
     Args:
-        variables: those of the graph's resource captures.
+        variables: the variables of the graph's resource captures.
         objects: TensorFlow's objects for them.
         captures: the other outside tensors.
-        argument_of: by an op's name, the argument of the step that it stands for.
+        argument_of: the argument of the step that an op stands for, by the op's name.
         variable_of: by an op's name, the variable whose handle it is.
-        capture_of: by an op's name, the capture that it stands for.
+        capture_of: the capture that an op stands for, by the op's name.
     """
 
     variables: Sequence[Variable]
@@ -156,7 +156,7 @@ class _Sources:
     capture_of: Mapping[str, int]
 
     def node(self, op: tf.Operation, numbers: _Numbers) -> Node | None:
-        """Returns the node of an op that stands for something from outside; None for another op."""
+        """Returns the node of an op that stands for something from outside; None for any other op."""
         for kind, table in ((ARGUMENT, self.argument_of), (VARIABLE, self.variable_of), (CAPTURE, self.capture_of)):
             if op.name in table:
                 return Node(op=kind, source=table[op.name], **numbers.edges(op))
@@ -185,9 +185,9 @@ class _Ops:
 
     Args:
         operations: all ops.
-        numbers: theirs.
-        graph_def: holds their definitions.
-        directions: in which call and direction they were made.
+        numbers: numbers of the ops.
+        graph_def: holds the definitions of the ops.
+        directions: the calls and directions in which the ops were made.
         variable_of: by an op's name, the variable whose handle it is.
     """
 
@@ -209,7 +209,7 @@ class _Ops:
         """Returns the node of an op.
 
         Args:
-            number: the op's.
+            number: number of the op.
             earlier: the nodes of all ops before it.
         """
         op, forward_of = self._operations[number], self._directions.forward_of[number]
@@ -231,7 +231,7 @@ class _Ops:
 
 
 def _results(trace: Trace, numbers: _Numbers) -> tuple[tuple[Tensor, ...], Any]:
-    """Returns the tensors that a step returned, and its results with slots in their places."""
+    """Returns the tensors that a step returned, and its results with slots in place of the tensors."""
     outputs: list[Tensor] = []
 
     def slot(value: Any) -> Any:
@@ -258,9 +258,9 @@ def _gradients(trace: Trace, objects: Sequence[tf.Variable], numbers: _Numbers) 
 
 
 def _with_late_inputs(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Marks nodes that a forward op got as inputs after it was made as forward ops of its call.
+    """Marks as forward ops of its call the nodes that a forward op got as inputs after it was made.
 
-    Differentiating a while loop makes the stacks that the loop fills, and adds them to the loop's inputs.
+    Differentiating a while loop makes the stacks that the loop fills. It adds them to the loop's inputs.
     """
     changed = list(nodes)
     for number, node in enumerate(nodes):
@@ -276,11 +276,11 @@ def _with_late_inputs(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _in_topological_order(graph: OpGraph) -> OpGraph:
-    """Returns the graph renumbered so that every node comes after what it needs, otherwise in the order of creation.
+    """Renumbers the graph so that every node comes after what it needs, and otherwise in the order of creation.
 
-    An op may get inputs after it was made: differentiating a while loop adds the stacks it fills to its inputs. They
-    move to just before it, and all else stays where it is. A backward op comes after the op it differentiates also
-    where it reads nothing of it, such as the zeros that a loop's backward pass begins with.
+    An op may get inputs after it was made: differentiating a while loop adds to its inputs the stacks that it fills.
+    They move to just before it, and all else stays where it is. A backward op comes after the op it differentiates even
+    where it reads nothing of it. The zeros that a loop's backward pass begins with are such ops.
     """
     needs = [sorted(_needed(node), reverse=True) for node in graph.nodes]
     order: list[int] = []
@@ -325,7 +325,7 @@ def _in_topological_order(graph: OpGraph) -> OpGraph:
 
 
 def _needed(node: Node) -> set[int]:
-    """Returns the nodes that a node has to come after."""
+    """Returns the nodes that must come before a node."""
     differentiated = set() if node.forward_of is None else {node.forward_of}
     return {t.node for t in node.inputs} | set(node.control) | differentiated
 
@@ -369,10 +369,11 @@ def _has_effect(op: tf.Operation, reads: tuple[int, ...], writes: tuple[int, ...
 
 
 def _pair_function_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Gives backward ops that were made around a call of a function the layer call of that call.
+    """Gives the layer call of a function's call to backward ops that were made around it.
 
-    They were made outside any gradient function: `tf.gradients` fills in zeros for what a call (a fused LSTM, a nested
-    tf.function) returns to nobody but its own gradient. They read outputs of the call that no forward op reads:
+    These ops were made outside any gradient function. A call (a fused LSTM, a nested tf.function) has outputs that only
+    its own gradient reads, and `tf.gradients` fills in zeros for their gradients. The zeros read outputs of the call
+    that no forward op reads:
 
         forward  PartitionedCall ──▶ y ──▶ ...
                       └──▶ kept ─────────────▶ backward ZerosLike ──▶ backward PartitionedCall

@@ -1,14 +1,14 @@
 """Traces a step function for one microbatch and notes, op by op, who made it.
 
-The step is traced like any `tf.function`, forward and backward together. While it runs, four things are written down
-against the running number of ops in the graph, so that no op creation has to be hooked:
+The step is traced like any `tf.function`, forward and backward together. Meanwhile the recorder notes the number of ops
+in the graph whenever something begins or ends. So no op creation has to be hooked:
 
     op number    0 ........ 12 ........ 30 ........ 47 ........ 61
     layer calls     [ net ....[ dense_1 ][ dense_2 ]...]
     gradients                                          [ tape.gradient ........ ]
     gradient functions                                  [ of dense_2/MatMul ][ of dense_1/Relu ]
 
-An op belongs to the innermost call around it; a backward op to the forward op whose gradient function made it.
+An op belongs to the innermost call around it. A backward op belongs to the forward op whose gradient function made it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from smp_tf.partition.graph.op_graph import Call
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """Ops number `start` to `end` (exclusive) of the graph, made within one thing."""
+    """A range of op numbers, `start` to `end` (exclusive): the ops that were made during one event."""
 
     start: int
     end: int
@@ -52,7 +52,7 @@ class GradientFunctionSpan(Span):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakenGradient:
-    """One result of taking gradients: with respect to which variable, and its tensors (1 dense, 3 sparse)."""
+    """One result of taking gradients: the variable, and the gradient's tensors (1 if dense, 3 if sparse)."""
 
     variable: tf.Variable
     tensors: tuple[tf.Tensor, ...]
@@ -82,22 +82,22 @@ class Recorder:
 
     @property
     def in_call(self) -> bool:
-        """Whether a layer call is being traced right now."""
+        """Returns whether a layer call is being traced right now."""
         return len(self._open) > 1
 
     @property
     def in_nested_graph(self) -> bool:
-        """Whether ops made right now go into a branch, a loop or a function of the step's graph, not into itself."""
+        """Returns whether ops made now go into a branch, a loop or a function, and not into the step's graph itself."""
         return tf_internals.current_graph() is not self._graph
 
     @contextlib.contextmanager
     def call(self, name: str, class_name: str, stage: int | None = None) -> Iterator[None]:
-        """Assigns what is made within its context to a new call of the named layer.
+        """Assigns the ops that are made within its context to a new call of the named layer.
 
         Args:
             name: name of the layer.
-            class_name: its class, for reports.
-            stage: the stage the script asked for, or None to take the surrounding one.
+            class_name: class of the layer, for reports.
+            stage: the stage that the script asked for, or None to take the surrounding one.
         """
         parent = self._open[-1]
         prefix = self.calls[parent].path
@@ -117,7 +117,7 @@ class Recorder:
             self.call_spans[slot] = CallSpan(start, self._number(), index)
 
     def taking_gradients(self, compute: Callable[[], Any], sources: Any) -> Any:
-        """Runs `compute` and notes the ops it makes as backward, its results as gradients of `sources`."""
+        """Runs `compute`, and notes its ops as backward and its results as gradients of `sources`."""
         if self.in_nested_graph:
             return compute()
         start = self._number()
@@ -141,7 +141,7 @@ class Recorder:
     def gradient_function(
         self, inputs: Sequence[Any], outputs: Sequence[Any], op_type: str, scope: str
     ) -> Iterator[None]:
-        """Marks what is made within its context as the gradient of one forward op."""
+        """Marks the ops that are made within its context as the gradient of one forward op."""
         if self.in_nested_graph:
             yield
             return
@@ -154,15 +154,16 @@ class Recorder:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A traced step: TensorFlow's graph of one microbatch, and who made what in it.
+    """A traced step: TensorFlow's graph of one microbatch, and what is known of how its ops were made.
 
     Args:
         graph: the traced FuncGraph.
-        function: the traced function: takes the arguments, returns the tensors in `results`, flattened.
-        arguments: the graph's placeholders of the step's tensor arguments, flattened, composites taken apart.
-        results: what the step function returned, with symbolic tensors (those the graph returns) in it.
-        recorder: what was written down meanwhile.
-        length: number of ops the body made; those after them belong to the returning of results.
+        function: the traced function. It takes the arguments and returns the tensors in `results`, flattened.
+        arguments: the graph's placeholders for the step's tensor arguments, flattened. Composite tensors are taken
+            apart.
+        results: what the step function returned, with the graph's symbolic tensors in it.
+        recorder: what was noted during the trace.
+        length: number of ops that the body made. Later ops only return the results.
     """
 
     graph: Any
@@ -175,7 +176,7 @@ class Trace:
 
 @contextlib.contextmanager
 def _watch_gradient_tape(recorder: Recorder) -> Iterator[None]:
-    """Notes what `tf.GradientTape` computes. Its public methods are wrapped for the time of the trace."""
+    """Notes what `tf.GradientTape` computes. The tape's public methods are wrapped for the time of the trace."""
     originals = {name: getattr(tf.GradientTape, name) for name in ("gradient", "jacobian", "batch_jacobian")}
 
     def wrap(original: Callable[..., Any], is_gradient: bool) -> Callable[..., Any]:
@@ -223,17 +224,18 @@ def trace(
     Args:
         function: the user's step function.
         specs: types of its tensor arguments for one microbatch, flattened.
-        call: given the (converted) function and the traced tensors, calls the function with its real signature.
-        scopes: given the recorder, a context in which layers announce their calls to it and variables are created
-            as the caller wants; entered inside the traced function, where it wins over TensorFlow's own.
-        autograph: convert Python control flow over tensors.
+        call: takes the (converted) function and the traced tensors, and calls the function with its real signature.
+        scopes: takes the recorder and returns a context. In it, layers announce their calls to the recorder, and
+            variables are created as the caller wants. It is entered inside the traced function, so that it wins over
+            TensorFlow's own context.
+        autograph: whether to convert Python control flow over tensors.
         name: name of the graph, for messages.
 
     Returns:
         The trace.
 
     Raises:
-        TraceError: the traced graph does not take the tensors that the types say.
+        TraceError: the traced graph does not take the tensors that `specs` says.
     """
     kept: dict[str, Any] = {}
 

@@ -1,1 +1,1 @@
-"""What is placed as one: the units of a step, and what each costs."""
+"""The units of a step, which are placed as one, and what each costs."""

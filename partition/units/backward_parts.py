@@ -1,9 +1,9 @@
-"""Divides the backward ops of a unit, or stage: what those before it wait for, and what only weights need.
+"""Divides the backward ops of a unit, or stage, into those that others wait for and those that only weights need.
 
     gradient from above ──┬─▶ ReluGrad ──┬─▶ MatMul(·, kernelᵀ) ─▶ gradient to below      input gradient
                           │              └─▶ MatMul(xᵀ, ·) ──────▶ kernel's gradient      weight gradient
 
-An op that both need, such as the ReluGrad, is a part of the input gradient: nothing goes on below before it has run.
+An op that both need, such as the ReluGrad, is a part of the input gradient, since the units below wait for it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def input_gradient_nodes(
     Args:
         graph: one microbatch of the step.
         backward_unit: unit, or stage, of every backward node, by its number.
-        sums: nodes that put the gradient of a variable together; what they read is no gradient of an input.
-        returned: nodes that are waited for although no unit reads them.
+        sums: nodes that put the gradient of a variable together. Their inputs are no gradients of a unit's inputs.
+        returned: nodes that a step output waits for although no unit reads them.
 
     Returns:
         Their numbers. All other nodes of `backward_unit` only make gradients of weights.

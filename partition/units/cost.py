@@ -1,9 +1,8 @@
 """What the units of a step cost: time, weights, stash, and the tensors that flow between them.
 
-Costs are static: operations and bytes of every op (see `node_cost`), turned into seconds by a
-roofline, that is the larger of the time to compute and the time to move the data. Three kinds of
-records say what a cut costs; each names the units concerned, so that any set of cuts can be costed
-from them:
+Costs are static. `node_cost` counts the operations and bytes of every op. A roofline turns them into seconds: it takes
+the larger of the time to compute and the time to move the data. Three kinds of records say what a cut costs; each names
+the units concerned, so that any set of cuts can be costed from them:
 
     units        0 ──▶ 1 ──▶ 2 ──▶ 3
     Flow         made in 0, read in 1 and 3: sent once to each stage that reads it
@@ -24,7 +23,7 @@ from smp_tf.partition.op_cost.passed_through import passed_through
 from smp_tf.partition.units.backward_parts import input_gradient_nodes
 from smp_tf.partition.units.units import Unit, constants, copied, weight_derived
 
-#: What the contributions to a variable's gradient may pass on their way into one tensor.
+#: Ops that may lie between the contributions to a variable's gradient and their sum.
 _SUMMING_OPS = frozenset({"AddN", "ConcatV2", "Identity"})
 
 
@@ -53,7 +52,7 @@ class Flow:
         producer: unit that makes it.
         consumers: other units that read it, ascending.
         nbytes: its size.
-        backward: it is made by a backward op.
+        backward: whether a backward op makes it.
         tensor: the tensor itself; None where nobody asks.
     """
 
@@ -86,12 +85,13 @@ class Weight:
     """A variable of the model.
 
     Args:
-        variable: its index in the graph.
+        variable: index of the variable in the graph.
         users: units that use it, ascending.
         value: bytes of the variable itself.
-        gradient: bytes in which its gradient is accumulated; 0 without one.
+        gradient: bytes in which its gradient is accumulated; 0 where it has no gradient.
         slots: bytes of the optimizer's slots for it.
-        is_gradient_on_host, are_slots_on_host: whether these are in the host's memory instead of the device's.
+        is_gradient_on_host, are_slots_on_host: whether the gradient, or the slots, are in the host's memory instead of
+            the device's.
     """
 
     variable: int
@@ -104,12 +104,12 @@ class Weight:
 
     @property
     def stored(self) -> float:
-        """Bytes on the device of the stage that owns it."""
+        """Returns the bytes on the device of the stage that owns the variable."""
         return self.copied + (0.0 if self.are_slots_on_host else self.slots)
 
     @property
     def copied(self) -> float:
-        """Bytes on the device of another stage that uses it: the value, and the gradient accumulated there."""
+        """Returns the bytes on the device of another stage that uses the variable, for its value and its gradient."""
         return self.value + (0.0 if self.is_gradient_on_host else self.gradient)
 
 
@@ -119,16 +119,16 @@ class UnitCost:
 
     Args:
         time_forward, time_backward: seconds.
-        time_remade: those of backward in which it makes again what forward had made.
+        time_remade: seconds of backward in which it makes again what forward had made.
         flops_forward: floating-point operations of the forward pass.
-        flops_input_gradient: those that the gradient of its inputs needs.
-        flops_weight_gradient: those that only gradients of weights need.
-        bytes_read, bytes_written: by all its ops, forward and backward.
-        weight_bytes: value of the variables it uses.
-        slot_bytes: optimizer slots for those variables.
-        stash_bytes: forward tensors its backward ops read, without weights and constants.
-        sent_bytes: forward tensors of it that other units read.
-        variables: the variables it uses; those with more users are counted in each.
+        flops_input_gradient: floating-point operations that the gradient of its inputs needs.
+        flops_weight_gradient: floating-point operations that only gradients of weights need.
+        bytes_read, bytes_written: bytes that its ops read and write, forward and backward.
+        weight_bytes: bytes of the variables it uses.
+        slot_bytes: bytes of the optimizer's slots for these variables.
+        stash_bytes: bytes of the forward tensors that its backward ops read, without weights and constants.
+        sent_bytes: bytes of its forward tensors that other units read.
+        variables: the variables it uses. A variable with several users is counted at each of them.
     """
 
     time_forward: float
@@ -147,18 +147,18 @@ class UnitCost:
 
     @property
     def time_weight_gradient(self) -> float:
-        """Seconds of the backward pass that only gradients of weights need, by their share of its operations."""
+        """Returns the seconds of backward that only gradients of weights need, by their share of the operations."""
         own = self.time_backward - self.time_remade
         return own * self.flops_weight_gradient / (self.flops_backward or 1.0)
 
     @property
     def time_input_gradient(self) -> float:
-        """Seconds of the rest of the backward pass."""
+        """Returns the seconds of the rest of backward."""
         return self.time_backward - self.time_weight_gradient
 
     @property
     def flops_backward(self) -> float:
-        """Floating-point operations of the backward pass."""
+        """Returns the floating-point operations of backward."""
         return self.flops_input_gradient + self.flops_weight_gradient
 
 
@@ -167,16 +167,16 @@ class Costs:
     """Costs of all units of a step.
 
     Args:
-        units: one a unit.
-        flows: tensors that more than one unit touches.
+        units: one cost for each unit.
+        flows: tensors that one unit makes and others read.
         stashes: tensors kept for backward.
         weights: variables of the model that units use.
         defaulted: op types that were counted as elementwise for want of a rule, and loops of
             assumed length.
         machine: speeds used.
-        groups: of every unit, the group with which backward makes it again, or None; empty where all is kept.
+        groups: for every unit, the group with which backward makes it again, or None; empty where all is kept.
         node_seconds: estimated seconds of every node.
-        alone: what share of its time forward and backward a unit takes while the other ranks of its host wait.
+        alone: the share of its time that a unit takes, forward and backward, while the other ranks of its host wait.
     """
 
     units: tuple[UnitCost, ...]
@@ -190,11 +190,11 @@ class Costs:
     alone: tuple[float, float] = (1.0, 1.0)
 
     def on_host(self, *, gradients: bool, slots: bool) -> Costs:
-        """Returns the same with some of what is stored in the host's memory, where it takes nothing of a device.
+        """Returns the costs with gradients or slots in the host's memory, where they take nothing of a device's.
 
         Args:
-            gradients: whether gradients are accumulated there.
-            slots: whether the optimizer's slots are there.
+            gradients: whether gradients are accumulated in the host's memory.
+            slots: whether the optimizer's slots are in the host's memory.
         """
         weights = (
             dataclasses.replace(weight, is_gradient_on_host=gradients, are_slots_on_host=slots)
@@ -217,11 +217,10 @@ def estimate(
     Args:
         graph: one microbatch of the step.
         units: its units.
-        slots: optimizer slots per trainable variable, in sizes of the variable (2 for Adam); or by
+        slots: optimizer slots per trainable variable, in sizes of the variable (2 for Adam), as one number or by
             variable index.
-        microbatches: number of microbatches a step, which bounds what a sparse gradient accumulates
-            to.
-        machine: speeds; measured ones where there are any.
+        microbatches: microbatches a step. Their number bounds what a sparse gradient accumulates to.
+        machine: speeds; the measured ones, if any.
         unknown: length assumed for dimensions that are only known when the step runs.
 
     Returns:
@@ -273,11 +272,11 @@ def estimate(
 
 
 def node_seconds(graph: OpGraph, machine: Machine | None = None, unknown: int = 1) -> tuple[float, ...]:
-    """Returns how long every node of a graph takes once, by estimate.
+    """Estimates how long every node of a graph takes each time it runs.
 
     Args:
         graph: the op graph.
-        machine: what it runs on; None for one like any other.
+        machine: speeds of the machine; None for the usual ones.
         unknown: length assumed for dimensions that are only known when the step runs.
 
     Returns:
@@ -299,15 +298,15 @@ def with_measured(
     measured: Mapping[str, tuple[float, float]],
     alone: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[Costs, int]:
-    """Returns the costs with times that were measured where there are any.
+    """Returns the costs with measured times, where there are any.
 
-    Times of the other units stay estimates, brought to the same scale.
+    The times of the other units stay estimates, scaled to the measured ones.
 
     Args:
         costs: estimated costs.
         units: the units they belong to.
         measured: seconds forward and backward of units, by name; other names are ignored.
-        alone: what share of them they take while the other ranks of the host wait.
+        alone: the share of these times that they take while the other ranks of the host wait.
 
     Returns:
         The costs, and how many of the units were measured.
@@ -333,7 +332,7 @@ def _tensors(
     sums: frozenset[int],
     unknown: int,
 ) -> tuple[tuple[Flow, ...], tuple[Stash, ...]]:
-    """Returns what flows between units, and what is kept for backward."""
+    """Returns the tensors that flow between units, and those that are kept for backward."""
     remade = constants(graph) | copied(graph) | weight_derived(graph).keys()
     flows: list[Flow] = []
     stashes: list[Stash] = []
@@ -346,7 +345,8 @@ def _tensors(
         for index, kind in enumerate(node.outputs):
             nbytes = float(kind.nbytes(unknown))
             if index in passed and node.inputs[passed[index]].node in remade:
-                # Kernels that a recurrent layer's function gives to its gradient: the weights themselves.
+                # These are kernels that a recurrent layer's function gives to its gradient, that is the weights
+                # themselves.
                 continue
             if nbytes == 0:
                 continue
@@ -364,10 +364,9 @@ def _tensors(
 
 
 def _gradient_sums(graph: OpGraph) -> frozenset[int]:
-    """Returns the nodes that only put a variable's gradient together from what its users give.
+    """Returns the nodes that only put a variable's gradient together from what the variable's users give.
 
-    What they read crosses between stages once per step, after it was accumulated, and is costed
-    with the weight.
+    Their inputs are accumulated, cross between stages once per step, and are costed with the weight.
     """
     sums: set[int] = set()
     stack = [t.node for gradient in graph.gradients for t in gradient.tensors]
@@ -386,7 +385,7 @@ def _weights(
     microbatches: int,
     unknown: int,
 ) -> tuple[Weight, ...]:
-    """Returns the variables of the model that units use, with what they and their gradients take."""
+    """Returns the variables of the model that units use, with the bytes that they and their gradients take."""
     users: dict[int, list[int]] = {}
     for unit in units:
         for variable in unit.variables:
@@ -395,7 +394,7 @@ def _weights(
     for gradient in graph.gradients:
         whole = float(graph.variables[gradient.variable].type.nbytes(unknown))
         given = sum(graph.type_of(t).nbytes(unknown) for t in gradient.tensors) * float(microbatches)
-        # Slices of a sparse gradient pile up over the microbatches, but never beyond the whole.
+        # Slices of a sparse gradient add up over the microbatches, but never to more than the whole variable.
         gradient_bytes[gradient.variable] = whole if len(gradient.tensors) == 1 else min(whole, given)
     found = []
     for variable, used_by in sorted(users.items()):

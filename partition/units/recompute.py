@@ -1,18 +1,17 @@
-"""Makes the forward pass of layers again in backward, in place of keeping what it made (activation checkpointing).
+"""Runs the forward pass of layers again in backward, instead of keeping its tensors (activation checkpointing).
 
-Layers that follow one another are joined into groups. Of every microbatch under way a stage keeps what passes from one
-group to another; backward makes the tensors of a group again when its gradient arrives, and those of one group after
-the other:
+Consecutive layers are joined into groups. For every microbatch under way, a stage keeps what passes from one group to
+another. Backward makes the tensors of a group again when the group's gradient arrives, one group after the other:
 
     forward     ■ a ■ b ■│■ c ■ d ■│■ e ■ f ■          │ kept, ■ made and forgotten
     backward                          ■ ■ ▶ ∂f ∂e
                             ■ ■ ▶ ∂d ∂c
                   ■ ■ ▶ ∂b ∂a
 
-Small groups keep much between them, and a large one needs much while it is at work. The cut in between is that of Chen
-et al., Training Deep Nets with Sublinear Memory Cost (2016), section 3, for layers of any sizes. It is the one of all
-cuts of the order of the units with which the sum of both is smallest. It is found by dynamic programming under a bound
-for the largest group, and over a few such bounds.
+Many small groups keep much between them. A large group needs much while its backward runs. The cut that is chosen makes
+the sum of both smallest, over all cuts of the order of the units. Dynamic programming finds it, under a few bounds for
+the largest group in turn. It is the cut of Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), section
+3, for layers of any sizes.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ def group_units(costs: Costs, in_flight: float) -> tuple[int, ...]:
     """Returns the group of every unit.
 
     Args:
-        costs: of the units.
-        in_flight: of how many microbatches a stage keeps what passes between groups, times its share of the units.
+        costs: costs of the units.
+        in_flight: for how many microbatches a stage keeps what passes between groups, times its share of the units.
 
     Returns:
-        Numbers that ascend from 0.
+        A number for each unit, ascending from 0.
     """
     count = len(costs.units)
     if not count:
@@ -56,7 +55,7 @@ def group_units(costs: Costs, in_flight: float) -> tuple[int, ...]:
 
 
 def _kept(costs: Costs, count: int) -> np.ndarray:
-    """Returns, by the first and last unit of a group, the bytes that later groups read of what it makes."""
+    """Returns, by the first and last unit of a group, the bytes of the group that later groups read."""
     changes = np.zeros((count, count))
     for flow in costs.flows:
         if not flow.backward:
@@ -66,7 +65,7 @@ def _kept(costs: Costs, count: int) -> np.ndarray:
 
 
 def _working(costs: Costs, count: int) -> np.ndarray:
-    """Returns, by the first and last unit of a group, the bytes that its backward reads of what it makes."""
+    """Returns, by the first and last unit of a group, the bytes of the group that its own backward reads."""
     changes = np.zeros((count, count))
     for stash in costs.stashes:
         assert stash.producer is not None
@@ -78,14 +77,14 @@ def _over_groups(changes: np.ndarray) -> np.ndarray:
     """Returns, by the first and last unit of a group, a sum over its units.
 
     Args:
-        changes: by unit, and by the last unit of the group, how much more or less the unit adds from that one on.
+        changes: by unit and by the last unit of the group, how much more or less the unit adds from that last unit on.
     """
     each = np.triu(np.cumsum(changes, axis=1))
     return np.cumsum(each[::-1], axis=0)[::-1]
 
 
 def _cut(kept: np.ndarray, working: np.ndarray, bound: float) -> tuple[float, list[int]]:
-    """Returns the cut that keeps least with no group above the bound: the bytes kept, and each group's first unit."""
+    """Returns the cut that keeps least with no group above the bound, as the bytes kept and each group's first unit."""
     count = len(kept)
     best, source = np.full(count + 1, np.inf), np.zeros(count + 1, int)
     best[0] = 0.0
@@ -101,13 +100,13 @@ def _cut(kept: np.ndarray, working: np.ndarray, bound: float) -> tuple[float, li
 
 
 def needed_again(groups: Sequence[int], chunk_of: Sequence[int], most_of_each: Sequence[int]) -> tuple[int | None, ...]:
-    """Returns the groups without those that are alone in a chunk with one microbatch at most.
+    """Returns the groups, without any that is alone in a chunk that holds one microbatch at most.
 
-    To make such a group again would free nothing: its backward needs all of it at once, and nothing else is there.
+    Making such a group again would free nothing, since its backward needs all of it at once and nothing else is kept.
 
     Args:
-        groups: of every unit.
-        chunk_of: chunk of every unit.
+        groups: the group of every unit.
+        chunk_of: the chunk of every unit.
         most_of_each: how many microbatches each chunk holds.
 
     Returns:
@@ -138,14 +137,15 @@ def groups_of_nodes(units: Sequence[Unit], groups: Sequence[int | None]) -> dict
 
 
 def remade_nodes(graph: OpGraph, group_of: Mapping[int, int], kept: Collection[int] = ()) -> frozenset[int]:
-    """Returns the forward nodes whose results only backward of their own group needs, and that can run twice.
+    """Returns the forward nodes that can run twice and whose results only their own group's backward needs.
 
-    What another group reads is kept for it, and so there for their own, too. What has an effect runs once, and what
-    reads a variable that the step writes would read another value: the results of such nodes are kept as well.
+    A result that another group reads is kept, and so the own group's backward has it, too. An op with an effect must
+    run once. An op that reads a variable which the step writes would read another value the second time. The results of
+    such nodes are kept as well.
 
     Args:
         graph: one microbatch of the step.
-        group_of: group of nodes, forward and backward.
+        group_of: the group of each node, forward and backward.
         kept: nodes whose results are kept for others.
     """
     found: set[int] = set()
@@ -167,13 +167,13 @@ def remade_nodes(graph: OpGraph, group_of: Mapping[int, int], kept: Collection[i
 
 
 def with_recompute(costs: Costs, graph: OpGraph, units: Sequence[Unit], groups: Sequence[int | None]) -> Costs:
-    """Returns the costs where groups of units are made again: backward takes longer, and less is kept.
+    """Returns the costs when groups of units are made again: backward takes longer, and less is kept.
 
-    What a chunk is given is not in it where the chunk begins within a group; nor is, where backward is made in two,
-    what is made again in the first part for the second.
+    Two things are not counted: the inputs of a chunk that begins within a group and, where backward is cut in two, what
+    the first half makes again for the second.
 
     Args:
-        costs: where all is kept.
+        costs: the costs when all is kept.
         graph: one microbatch of the step.
         units: its units.
         groups: the group of every unit; None for one whose tensors are kept.

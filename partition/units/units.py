@@ -8,13 +8,12 @@ ops around it:
                          └──┬────────┘ the fewest bytes cross here: this is where the two units part
     raw:     [ net/dense_0 ··· ] [ ··· net/dense_1 ] [ net/MatMul ]
 
-Then what must not be separated is contracted: colocated ops, all readers and writers of a variable
-that the step writes, ops joined by a tensor that cannot leave its process, and the cycles that
-these contractions close. A variable that is only read contracts nothing: it may be used on several
-stages.
+Then the pieces that must stay together are contracted: colocated ops, all readers and writers of a variable that the
+step writes, ops joined by a tensor that cannot leave its process, and the cycles that these contractions close. A
+variable that is only read contracts nothing, since several stages may use it.
 
-What belongs to no unit: sources; constants and functions of constants, which are copied to where
-they are used; ops between the step's arguments and the model; and ops that follow a gradient.
+Some nodes belong to no unit: sources; constants and functions of constants, which are copied to where they are used;
+ops between the step's arguments and the model; and ops that follow a gradient.
 """
 
 from __future__ import annotations
@@ -50,12 +49,11 @@ class Unit:
 
     Args:
         index: position in the topological order of the units.
-        name: path of the layer call, such as "net/block_0/mlp"; unique, and the same in every
-            process.
-        nodes: its forward nodes, in order.
-        backward: the backward nodes that differentiate them, in order.
+        name: path of the layer call, such as "net/block_0/mlp". It is unique, and the same in every process.
+        nodes: the unit's forward nodes, in order.
+        backward: the backward nodes that differentiate these, in order.
         variables: variables of the model that its forward nodes use.
-        stage: the stage the script asked for, or None.
+        stage: the stage that the script asked for, or None.
     """
 
     index: int
@@ -71,11 +69,11 @@ def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit,
 
     Args:
         graph: one microbatch of the step.
-        open_calls: calls whose own ops may be separated although they call no other layer. A model,
-            and a layer that calls layers, are always open.
+        open_calls: calls whose own ops may be separated although they call no other layer. Models, and layers that call
+            layers, are always open.
 
     Returns:
-        The units; the last one holds the ops after the model, if there are any.
+        The units. The last one holds the ops after the model, if there are any.
 
     Raises:
         PlacementError: no op was made in a model, or two manual placements contradict each other.
@@ -109,15 +107,15 @@ def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit,
 
 
 def constants(graph: OpGraph) -> frozenset[int]:
-    """Returns the nodes that give the same value in every step: stateless, made of constants alone."""
+    """Returns the nodes that give the same value in every step. They are stateless and made of constants alone."""
     return _made_of(graph, frozenset(), heavy=True)
 
 
 def copied(graph: OpGraph) -> frozenset[int]:
-    """Returns the cheap nodes without effect that are made of nothing but what every rank has.
+    """Returns the cheap nodes without effect that are made only of what every rank has.
 
-    That is arguments, captures, seeds and constants. Each stage that reads one makes it itself, so
-    it is neither sent nor kept for backward.
+    Every rank has arguments, captures, seeds and constants. Each stage that reads such a node makes it itself, so it is
+    neither sent nor kept for backward.
     """
     return _made_of(graph, frozenset({ARGUMENT, CAPTURE, SEED}), heavy=False)
 
@@ -139,11 +137,11 @@ def _made_of(graph: OpGraph, sources: frozenset[str], heavy: bool) -> frozenset[
 
 
 def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
-    """Returns the nodes that can be computed from variables the step never writes, and constants, alone.
+    """Returns the nodes that can be computed from constants, and variables that the step never writes, alone.
 
     Returns:
-        For each such node, the variables it depends on; each stage that needs the value can make it
-        from its copy of the variables, so it is neither sent nor kept for backward.
+        For each such node, the variables it depends on. Each stage that needs the value can make it from its copy of
+        the variables, so it is neither sent nor kept for backward.
     """
     fixed = constants(graph)
     found: dict[int, frozenset[int]] = {}
@@ -169,7 +167,7 @@ def _written(graph: OpGraph) -> frozenset[int]:
 
 
 def _touched(graph: OpGraph, number: int) -> set[int]:
-    """Returns the variables a node uses, whether it reads, writes or only holds the handle."""
+    """Returns the variables that a node uses, whether it reads them, writes them or only holds their handles."""
     node = graph.nodes[number]
     handles = (graph.nodes[t.node] for t in node.inputs)
     return {*node.reads, *node.writes} | {h.source for h in handles if h.op == VARIABLE and h.source is not None}
@@ -178,11 +176,10 @@ def _touched(graph: OpGraph, number: int) -> set[int]:
 def _members(graph: OpGraph) -> dict[int, None]:
     """Returns the forward nodes that belong to units, in order.
 
-    They are the ops made in a model, ops elsewhere that use a variable of the model which the step
-    writes, and what depends on either. A backward op that a model's forward op needs (a gradient
-    taken inside `call`) counts as a forward op. An op outside a model belongs to no unit when it
-    needs a gradient, or a variable of the script's own that the step writes: such a variable, a
-    metric's for instance, lives on every rank.
+    They are the ops made in a model, the ops elsewhere that use a variable of the model which the step writes, and all
+    that depend on one of these. A backward op that a model's forward op needs (a gradient taken inside `call`) counts
+    as a forward op. An op outside a model belongs to no unit when it needs a gradient. Nor does one that needs a
+    variable of the script's own which the step writes, such as a metric's: this variable lives on every rank.
     """
     fixed, written = constants(graph), _written(graph)
     own = {v.index for v in graph.variables if not v.in_model and not v.read_only}
@@ -212,7 +209,7 @@ def _members(graph: OpGraph) -> dict[int, None]:
 
 
 def _after_model(graph: OpGraph, member: Collection[int]) -> frozenset[int]:
-    """Returns the members outside every model that no op of a model needs, nor a written variable of it."""
+    """Returns the members outside every model that neither an op of a model nor a variable it writes needs."""
     needed: set[int] = set()
     written = _written(graph)
     for number in reversed(list(member)):
@@ -225,7 +222,7 @@ def _after_model(graph: OpGraph, member: Collection[int]) -> frozenset[int]:
 
 
 def _open_calls(graph: OpGraph) -> frozenset[int]:
-    """Calls whose own ops may be separated: models, what calls layers, what a model wraps."""
+    """Returns the calls whose own ops may be separated: models, layers that call layers, and what a model wraps."""
     children: dict[int, list[int]] = {}
     for call in graph.calls[1:]:
         children.setdefault(call.parent or 0, []).append(call.index)
@@ -265,8 +262,8 @@ def _raw_units(
         open_calls: calls whose own ops may be separated.
 
     Returns:
-        Runs of nodes; a float, an op that needs no other member such as the read of a weight, has
-        joined the run of its first reader.
+        Runs of nodes. An op that needs no other member, such as the read of a weight, is in the run of its first
+        reader.
     """
     floats = _floats(graph, member, after, open_calls)
     order = [n for n in member if n not in after and n not in floats]
@@ -318,7 +315,7 @@ def _floats(
 
 
 def _crossing(graph: OpGraph, pieces: list[list[int]]) -> list[int]:
-    """Returns the bytes of the forward tensors alive between piece i - 1 and piece i, for every i."""
+    """Returns, for every i, the bytes of the forward tensors alive between piece i - 1 and piece i."""
     piece_of = {number: at for at, piece in enumerate(pieces) for number in piece}
     change = [0] * (len(pieces) + 2)
     for number, start in piece_of.items():
@@ -326,7 +323,7 @@ def _crossing(graph: OpGraph, pieces: list[list[int]]) -> list[int]:
             readers = graph.consumers.get(Tensor(number, index), ())
             end = max((piece_of[r] for r in readers if r in piece_of), default=start)
             if end > start:
-                # What cannot be sent must not look cheap to part: the contraction would undo the cut.
+                # A cut where a tensor cannot be sent must not look cheap, since the contraction would undo it.
                 weight = kind.nbytes() if kind.dtype not in UNSENDABLE_DTYPES else 1 << 60
                 change[start + 1] += weight
                 change[end + 1] -= weight
@@ -342,8 +339,8 @@ def _joined(
 ) -> list[list[int]]:
     """Joins loose pieces to the heavy ones around them.
 
-    Two heavy pieces part where the fewest bytes cross, late rather than early. Pieces for different
-    stages part too; a loose piece without a stage goes with either neighbour.
+    Two heavy pieces are separated where the fewest bytes cross, late rather than early. Pieces for different stages are
+    separated too. A loose piece without a stage goes with either neighbour.
     """
     if not pieces:
         return []
@@ -389,7 +386,7 @@ def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
 
 
 def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> list[tuple[int, ...]]:
-    """Contracts cycles, and puts the groups in topological order: as made, where there is choice."""
+    """Contracts cycles, and puts the groups in topological order, in the order they were made where there is choice."""
     acyclic = nx.condensation(dependences(graph, groups))
     nodes_of = {
         at: tuple(sorted(n for group in data["members"] for n in groups[group]))
@@ -403,14 +400,14 @@ def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> 
 
 
 def dependences(graph: OpGraph, groups: Sequence[Sequence[int]]) -> nx.DiGraph:
-    """Returns which group of nodes needs which, by position.
+    """Returns which groups of nodes need which, by position.
 
     Args:
         graph: one microbatch of a step.
-        groups: of its nodes, such as those of units.
+        groups: groups of its nodes, such as units.
 
     Returns:
-        A graph with an edge from each group to those that need something of it.
+        A graph with an edge from each group to the groups that need something of it.
     """
     group_of = {number: at for at, nodes in enumerate(groups) for number in nodes}
     edges: nx.DiGraph = nx.DiGraph()
@@ -429,15 +426,16 @@ def ordered_by_chunk(graph: OpGraph, units: Sequence[Unit], chunks: Sequence[int
         made:  k (0)   bias (1)   norm (0)          the bias needs nothing of the norm, nor the norm of the bias
         here:  k (0)   norm (0)   bias (1)
 
-    A unit without a chunk goes with the one made before it, unless what it needs comes later or who needs it earlier.
+    A unit without a chunk goes with the one made before it, unless a unit that it needs comes later, or one that needs
+    it comes earlier.
 
     Args:
         graph: one microbatch of the step.
-        units: of it, in topological order.
-        chunks: the chunk of each, or None.
+        units: its units, in topological order.
+        chunks: the chunk of each unit, or None.
 
     Returns:
-        The units in another topological order, with their positions in it.
+        The units in another topological order, and their new positions.
     """
     needs = dependences(graph, [unit.nodes for unit in units])
     latest: dict[int, float] = {}
@@ -459,7 +457,7 @@ def ordered_by_chunk(graph: OpGraph, units: Sequence[Unit], chunks: Sequence[int
 def _backward_units(graph: OpGraph, unit_of: dict[int, int], fixed: frozenset[int], count: int) -> dict[int, int]:
     """Returns the unit of every backward node.
 
-    It is that of the op it differentiates, of its layer, or where its inputs are ready.
+    It is the unit of the op that it differentiates, else that of its layer, else the one where its inputs are ready.
 
     Gradients flow towards the first unit, so an op that sums gradients of several units is ready in
     the earliest.
@@ -485,7 +483,7 @@ def _backward_units(graph: OpGraph, unit_of: dict[int, int], fixed: frozenset[in
 
 
 def _variables_used(graph: OpGraph, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Returns the variables of the model that each group uses, itself or through a value made of weights."""
+    """Returns the variables of the model that each group uses, directly or through a value made of weights."""
     derived = weight_derived(graph)
     used: list[tuple[int, ...]] = []
     for nodes in groups:
@@ -500,7 +498,7 @@ def _variables_used(graph: OpGraph, groups: list[tuple[int, ...]]) -> list[tuple
 
 
 def _manual_stage(graph: OpGraph, nodes: Iterable[int], name: str) -> int | None:
-    """Returns the stage the script asked for; units tied together must agree."""
+    """Returns the stage that the script asked for. Units that are tied together must agree."""
     asked = {_call_stage(graph, graph.nodes[n].call) for n in nodes} - {None}
     if len(asked) > 1:
         raise PlacementError(
@@ -513,7 +511,7 @@ def _manual_stage(graph: OpGraph, nodes: Iterable[int], name: str) -> int | None
 
 
 def _name(graph: OpGraph, nodes: tuple[int, ...], after: frozenset[int]) -> str:
-    """Returns the paths of the innermost calls a unit is made of; of more than two, the first and the last."""
+    """Returns the paths of the innermost calls that a unit is made of, of three or more only the first and the last."""
     paths: dict[str, int] = {}
     for number in nodes:
         if number not in after:
