@@ -14,11 +14,11 @@ class PlacementError(PartitionError):
 
 
 class MemoryLimitError(PlacementError):
-    """Every placement needs more bytes on some rank than it may.
+    """Every placement needs more bytes on some rank than the rank may need.
 
     Attributes:
         needed: bytes that the fullest rank would need at least, where that is known.
-        excess: by how many bytes the rank that exceeds its limit most does so.
+        excess: the most bytes by which a rank exceeds its limit.
     """
 
     needed: int | None = None

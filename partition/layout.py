@@ -36,11 +36,11 @@ class Layout:
     """Where the value, the gradient and the slots of a variable are.
 
     Args:
-        stage: that stores it; None before that is decided, and for what no stage owns: then all ranks have it.
-        chunk: of the plan, that it belongs to; None where it has none.
+        stage: the stage that stores it; None before it is decided, and for a variable that all ranks have.
+        chunk: the chunk of the plan that it belongs to; None where it has none.
         value: how the value lies over the ranks of the stage.
-        gradient: how the average of its gradient does, as steps give it.
-        slots: how an optimizer's slots of it do, which says who updates it.
+        gradient: how the average of its gradient lies over the ranks of the stage, as steps give it.
+        slots: how an optimizer's slots for it lie over the ranks of the stage. They say who updates it.
 
     Example:
         >>> from smp_tf.partition.spread import SplitOver
@@ -61,7 +61,7 @@ class Layout:
         """Returns whether a rank stores the variable, or some of it.
 
         Args:
-            place: of the rank.
+            place: coordinates of the rank.
         """
         return self.stage in (None, place["P"]) and self.value.is_at(place)
 
@@ -77,7 +77,7 @@ class Layout:
         """Returns whether a rank updates the variable, or some of it.
 
         Args:
-            place: of the rank.
+            place: coordinates of the rank.
             by_rows: whether the optimizer updates rows of the variable by themselves.
         """
         return self.is_here(place) and self.slots_of(by_rows=by_rows).is_at(place)
@@ -86,24 +86,24 @@ class Layout:
         """Returns whether a rank receives the average of the gradient, or some of it.
 
         Args:
-            place: of the rank.
+            place: coordinates of the rank.
         """
         return self.is_here(place) and self.gradient.is_at(place)
 
     def is_written_at(self, spread: Spread, place: Place) -> bool:
-        """Returns whether a rank of the variable's stage writes something of it into a checkpoint: what it has of it.
+        """Returns whether a rank of the variable's stage writes its part of something into a checkpoint.
 
         Args:
-            spread: of what is written: `value`, or what `slots_of` gives.
-            place: of the rank.
+            spread: spread of what is written: `value`, or what `slots_of` gives.
+            place: coordinates of the rank.
         """
         return self.stage in (None, place["P"]) and is_first_at(spread, place)
 
     def writers(self, spread: Spread, mesh: Mesh) -> tuple[int, ...]:
-        """Returns the world ranks that write something of the variable into a checkpoint, each what it has of it.
+        """Returns the world ranks that write something of the variable into a checkpoint, each its own part.
 
         Args:
-            spread: of what is written: `value`, or what `slots_of` gives.
+            spread: spread of what is written: `value`, or what `slots_of` gives.
             mesh: the world.
         """
         found = [rank for rank in range(mesh.world_size) if self.is_written_at(spread, mesh.coordinates(rank))]
@@ -126,7 +126,7 @@ class Layout:
             fields: JSON values.
 
         Raises:
-            PlacementError: they are something else.
+            PlacementError: the fields are no layout.
         """
         require_fields("A layout", fields, [field.name for field in dataclasses.fields(cls)])
         for name in ("stage", "chunk"):

@@ -1,4 +1,4 @@
-"""Tells which rank has which coordinates: stages, replicas, tensor shards and groups. No TensorFlow.
+"""Tells which rank has which coordinates: stages, replicas, tensor shards and groups. It needs no TensorFlow.
 
 N processes form a mesh of P stages, D replicas and T tensor shards: N = P x D x T. A rank has a coordinate on each of
 these axes. Its stage is the coordinate on P, and nothing else. `placement_strategy` says which axis varies fastest
@@ -12,8 +12,8 @@ along the world ranks. N = 8, P = 2, T = 1:
     replica 2      4        5            replica 2      2        6
     replica 3      6        7            replica 3      3        7
 
-A row is one replica (an mp group), a column is one stage in all replicas (a dp group). Where T is 2 both have two ranks
-for each place of the table, and an mp_rank is no stage any more.
+A row is one replica (an mp group), a column is one stage in all replicas (a dp group). Where T is 2, both have two
+ranks at each place of the table, and an mp_rank is no stage any more.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import enum
 import functools
 import math
 
-#: The letters of the axes by the names of placement strategies, from the slowest to the fastest.
+#: The axes of each named placement strategy, from the slowest to the fastest.
 STRATEGY_LETTERS = {"cluster": "DPT", "spread": "TPD"}
 
 
 class CommGroup(enum.Enum):
-    """A kind of group; a call that takes one means the group of that kind this rank is in.
+    """A kind of group. A call that takes one means the group of that kind that this rank is in.
 
     WORLD has all ranks, MP_GROUP those of this replica, DP_GROUP those that run this rank's partition, PP_GROUP the
     stages of this replica, TP_GROUP those that share a layer (this rank alone, today), RDP_GROUP those that hold the
@@ -48,7 +48,7 @@ class CommGroup(enum.Enum):
 
 
 class RankType(enum.Enum):
-    """What a rank number counts: the position in the group of that kind this rank is in.
+    """A kind of rank number: the position of this rank in its group of a kind.
 
     Example:
         >>> smp.RankType.MP_RANK.group
@@ -64,11 +64,11 @@ class RankType(enum.Enum):
 
     @property
     def group(self) -> CommGroup:
-        """The kind of group whose members this number counts."""
+        """Returns the kind of group whose members this number counts."""
         return CommGroup(self.value)
 
 
-#: The axes along which the members of a group differ: D replicas, P stages, T tensor shards.
+#: The axes along which the members of a group differ: D for replicas, P for stages, T for tensor shards.
 _AXES: dict[CommGroup, str] = {
     CommGroup.WORLD: "DPT",
     CommGroup.MP_GROUP: "PT",

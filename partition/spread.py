@@ -1,4 +1,4 @@
-"""How one thing of a variable lies over the ranks of its stage: its value, its gradient, or its slots.
+"""How a variable's value, gradient or slots lie over the ranks of its stage.
 
 Whole()                          all ranks have all of it
 Whole("D", 1, 2)                 replica 1 of 2 has all of it
@@ -35,7 +35,7 @@ def _require_borders(borders: Sequence[int]) -> None:
 
 
 class Spread(Protocol):
-    """How one thing of a variable lies over the ranks of its stage."""
+    """How a variable's value, gradient or slots lie over the ranks of its stage."""
 
     kind: ClassVar[str]
 
@@ -49,7 +49,7 @@ class Spread(Protocol):
 
     @property
     def only(self) -> int | None:
-        """Returns the place on the axis that alone has it, all of it; None where several have it or parts of it."""
+        """Returns the one place on the axis that has all of it; None where several places have it, or parts of it."""
 
     def is_at(self, place: Place) -> bool:
         """Returns whether the rank at a place of the stage has some of it."""
@@ -58,7 +58,7 @@ class Spread(Protocol):
         """Returns the part that a rank has of the split dimension, as start and stop; None where nothing is split."""
 
     def undivided(self) -> Spread:
-        """Returns how it lies for those who cannot work by parts, such as an optimizer that goes by a weight's norm."""
+        """Returns the spread for those who need it whole, such as an optimizer that uses the norm of a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Whole:
     """Every rank of the stage has all of it, or those at one place of an axis do.
 
     Args:
-        axis: along which one place has it; "" where all ranks have it.
-        at: that place.
+        axis: the axis along which one place has it; "" where all ranks have it.
+        at: the place that has it.
         of: the extent of the axis.
     """
 
@@ -111,7 +111,7 @@ class Whole:
 
 
 class _Divided:
-    """It lies in parts along an axis: place p has what is from borders[p] to borders[p + 1]."""
+    """Lies in parts along an axis: place p has the part from borders[p] to borders[p + 1]."""
 
     __slots__ = ()
     borders: tuple[int, ...]
@@ -129,13 +129,14 @@ class _Divided:
 
 @dataclass(frozen=True, slots=True)
 class SplitOver(_Divided):
-    """It is split along a dimension: place p of an axis has the part from borders[p] to borders[p + 1].
+    """Split along a dimension: place p of an axis has the part from borders[p] to borders[p + 1].
 
     Args:
-        axis: of the mesh.
-        dimension: of the variable.
-        borders: the first is 0, the last the extent of the dimension. Parts may be empty.
-        keeper: the place that has all of it for those who cannot work by parts.
+        axis: an axis of the mesh.
+        dimension: a dimension of the variable.
+        borders: where the parts begin and end. The first is 0, the last the extent of the dimension. Parts may be
+            empty.
+        keeper: the place that has all of it for those who need it whole.
     """
 
     kind: ClassVar[str] = "split"
@@ -172,14 +173,14 @@ class SplitOver(_Divided):
 
 @dataclass(frozen=True, slots=True)
 class BucketRange(_Divided):
-    """It is a range of a bucket, a row of the elements of several variables, and the bucket is split over an axis.
+    """A range of a bucket. A bucket is a row of the elements of several variables, split over an axis.
 
     Args:
-        axis: of the mesh.
-        bucket: its number.
+        axis: an axis of the mesh.
+        bucket: the number of the bucket.
         start: the variable's first element in the bucket.
-        stop: the one after its last.
-        borders: where the bucket is split; the last is its length.
+        stop: the element after its last.
+        borders: where the bucket is split. The last border is the bucket's length.
     """
 
     kind: ClassVar[str] = "range"
@@ -204,14 +205,14 @@ class BucketRange(_Divided):
         return start < stop
 
     def rows_at(self, place: Place) -> tuple[int, int] | None:
-        """Returns None: borders of a bucket go through rows."""
+        """Returns None, since borders of a bucket go through rows."""
         return None
 
     def elements_at(self, place: Place) -> tuple[int, int]:
-        """Returns which elements of the variable, in a row, a rank has, as start and stop.
+        """Returns which of the variable's elements a rank has, as start and stop.
 
         Args:
-            place: of the rank.
+            place: coordinates of the rank.
         """
         first, last = self.borders[place[self.axis]], self.borders[place[self.axis] + 1]
         start, stop = (min(max(end, self.start), self.stop) - self.start for end in (first, last))
@@ -229,11 +230,11 @@ class BucketRange(_Divided):
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every place of an axis has a summand, or one of the values that the largest is taken of.
+    """Every place of an axis has a summand, or one of the values to take the largest of.
 
     Args:
-        axis: of the mesh.
-        reduction: "sum" or "max".
+        axis: an axis of the mesh.
+        reduction: how the places' values are reduced, "sum" or "max".
     """
 
     kind: ClassVar[str] = "partial"
@@ -278,16 +279,16 @@ _KINDS: dict[str, Any] = {spread.kind: spread for spread in (Whole, SplitOver, B
 
 
 def is_first_at(spread: Spread, place: Place) -> bool:
-    """Returns whether the rank at a place is the first of those that have the same part of something.
+    """Returns whether the rank at a place is the first of those that have the same part.
 
-    It is the one that writes the part into a checkpoint, and that counts it in a norm of all parts.
+    The first one writes the part into a checkpoint, and counts it in a norm of all parts.
 
     Args:
-        spread: how it lies.
-        place: of a rank of the stage.
+        spread: how the whole lies over the ranks.
+        place: coordinates of a rank of the stage.
 
     Raises:
-        PlacementError: what the ranks have is no part of a value before it is reduced.
+        PlacementError: the spread is partial. What a rank has is no part of a value before it is reduced.
     """
     if isinstance(spread, Partial):
         raise PlacementError(f"What is partial is no value until it is reduced. Received: {spread}")
@@ -298,7 +299,7 @@ def spread_to_json(spread: Spread) -> dict[str, Any]:
     """Returns a spread as JSON values.
 
     Args:
-        spread: of any kind.
+        spread: a spread of any kind.
     """
     found = {field.name: getattr(spread, field.name) for field in dataclasses.fields(_KINDS[spread.kind])}
     return {
@@ -308,14 +309,14 @@ def spread_to_json(spread: Spread) -> dict[str, Any]:
 
 
 def spread_from_json(fields: Any, name: str) -> Spread:
-    """Returns the spread that `spread_to_json` has given.
+    """Returns the spread that `spread_to_json` has written.
 
     Args:
         fields: JSON values.
-        name: what of a layout lies so, for messages.
+        name: what of a layout has this spread, for messages.
 
     Raises:
-        PlacementError: they are something else.
+        PlacementError: the fields are no spread.
     """
     said = fields.get("kind") if isinstance(fields, dict) else None
     kind = _KINDS.get(said) if isinstance(said, str) else None
@@ -337,29 +338,29 @@ def spread_from_json(fields: Any, name: str) -> Spread:
 
 
 def require_fields(what: str, fields: Any, names: Sequence[str]) -> None:
-    """Raises unless a JSON value is an object with these fields.
+    """Raises an error unless a JSON value is an object with these fields.
 
     Args:
-        what: it is, for messages.
-        fields: the value.
-        names: of the fields.
+        what: what the value is, for messages.
+        fields: the JSON value.
+        names: names of the fields.
 
     Raises:
-        PlacementError: it is something else.
+        PlacementError: the value is something else.
     """
     if not isinstance(fields, dict) or set(fields) != set(names):
         raise PlacementError(f"{what} has the fields {', '.join(names)}. Received: {fields!r}")
 
 
 def require_numbers(what: str, values: Any) -> None:
-    """Raises unless a JSON value is a list of whole numbers.
+    """Raises an error unless a JSON value is a list of whole numbers.
 
     Args:
-        what: it is, for messages.
-        values: the value.
+        what: what the value is, for messages.
+        values: the JSON value.
 
     Raises:
-        PlacementError: it is something else.
+        PlacementError: the value is something else.
     """
     if not isinstance(values, list) or any(type(value) is not int for value in values):
         raise PlacementError(f"{what} must be whole numbers. Received: {values!r}")

@@ -1,6 +1,6 @@
-"""The private TensorFlow that tracing needs, each piece in one small function.
+"""The private parts of TensorFlow that tracing needs, each in one small function.
 
-Seen to work on TensorFlow 2.21. Each has a test in tests/partition/test_tf_internals.py that fails when TensorFlow
+They work with TensorFlow 2.21. Each has a test in tests/partition/test_tf_internals.py that fails when TensorFlow
 changes it.
 """
 
@@ -32,8 +32,8 @@ def watch_gradient_functions(note: Callable[[Sequence[Any], Sequence[Any], str, 
     """Wraps, within its context, every gradient function that a tape or `tf.gradients` calls.
 
     Args:
-        note: called with (inputs, outputs, op type, name scope) of the forward op before its gradient function runs;
-            the context manager it returns is held while the gradient function makes its ops. Tensors that the
+        note: called with (inputs, outputs, op type, name scope) of the forward op before its gradient function runs. It
+            returns a context manager, which is entered while the gradient function makes its ops. Tensors that the
             gradient function does not need may be None.
     """
     original = backprop._gradient_function
@@ -62,7 +62,7 @@ def watch_symbolic_gradients(note: Callable[[Callable[[], Any], Any], Any]) -> I
     """Passes, within its context, every computation of symbolic gradients (`tf.gradients`) to `note`.
 
     Args:
-        note: called with (compute, sources); it must return what `compute()` returns.
+        note: called with (compute, sources). It must return what `compute()` returns.
     """
     original = gradients_util._GradientsHelper
 
@@ -78,12 +78,13 @@ def watch_symbolic_gradients(note: Callable[[Callable[[], Any], Any], Any]) -> I
 
 @contextlib.contextmanager
 def watch_recorded_operations(note: Callable[[Sequence[Any], Sequence[Any], str, str], Any]) -> Iterator[None]:
-    """Wraps, within its context, every backward function that is handed to the tapes directly.
+    """Wraps, within its context, every backward function that is handed directly to the tapes.
 
-    Custom gradients, recomputation and calls of functions are recorded so; no gradient function is looked up for them.
+    Custom gradients, recomputation and calls of functions are recorded in this way. No gradient function is looked up
+    for them.
 
     Args:
-        note: makes a context for the function's call, given the forward op's inputs and outputs, its type and its name.
+        note: takes the forward op's inputs, outputs, type and name, and returns a context for the function's call.
     """
     names = ("record_operation", "record_operation_backprop_only")
     originals = {name: getattr(record, name) for name in names}
@@ -113,8 +114,9 @@ def watch_recorded_operations(note: Callable[[Sequence[Any], Sequence[Any], str,
 def inline_functions() -> Iterator[None]:
     """Lets, within its context, a call of a `tf.function` trace its body into the current graph, as if not decorated.
 
-    A model called inside a function would otherwise be one op, which no cut can divide. Functions to be compiled,
-    and those with attributes stay whole: by them TensorFlow finds the twins of Keras's LSTM and GRU.
+    Otherwise a model called inside a function would be one op, which no cut can divide. Functions that are to be
+    compiled stay whole. So do functions with attributes, since TensorFlow finds the device versions of Keras's LSTM and
+    GRU by these.
     """
     original = polymorphic_function.Function.__call__
 
@@ -132,28 +134,28 @@ def inline_functions() -> Iterator[None]:
 
 
 def make_plain_variable(**arguments: Any) -> tf.Variable:
-    """Returns a resource variable made at once and outside any graph, past every variable creator scope.
+    """Returns a resource variable, made at once, outside any graph and past every variable creator scope.
 
-    Among those scopes is that of a `tf.function` that is traced again, which lets no variable be made.
+    One such scope is that of a `tf.function` that is traced again. It lets no variable be made.
     """
     with tf.init_scope():
         return resource_variable_ops.ResourceVariable(**arguments)
 
 
 def is_stateful(op_type: str) -> bool:
-    """Returns whether TensorFlow registers an op type as stateful (unknown types count as stateful)."""
+    """Returns whether TensorFlow registers an op type as stateful. Unknown types count as stateful."""
     op_def = op_def_registry.get(op_type)
     return True if op_def is None else bool(op_def.is_stateful)
 
 
 def resource_uses(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns the resource inputs an op may read only, and those it may write, function bodies included."""
+    """Returns the resource inputs that an op only reads, and those that it may write, also in functions."""
     reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(op)
     return list(reads), list(writes)
 
 
 def list_entry(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
-    """Returns the type and shape of the entries of a list of tensors, which a variant may be; None for any other."""
+    """Returns the type and shape of the entries of a variant that is a list of tensors; None for any other tensor."""
     data = handle_data_util.get_resource_handle_data(tensor)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -165,7 +167,7 @@ def op_definition(op_type: str) -> Any:
     """Returns TensorFlow's OpDef of an op type.
 
     Raises:
-        KeyError: it knows no such type.
+        KeyError: TensorFlow knows no such type.
     """
     definition = op_def_registry.get(op_type)
     if definition is None:
@@ -174,12 +176,12 @@ def op_definition(op_type: str) -> Any:
 
 
 def typed_placeholder(dtype: str, shape: Sequence[int | None] | None, entry: tuple[str, Any] | None) -> tf.Tensor:
-    """Returns a placeholder in the current graph, from which TensorFlow infers the types of what is made of it.
+    """Returns a placeholder in the current graph, whose type TensorFlow can infer other types from.
 
     Args:
         dtype: its type.
         shape: its shape, as far as it is known.
-        entry: for a list of tensors type and shape of its entries, for the handle of a variable those of its value.
+        entry: type and shape of the entries for a list of tensors, or of the value for the handle of a variable.
     """
     made = tf.compat.v1.placeholder(dtype, None if shape is None else list(shape))
     if entry is not None:
@@ -203,11 +205,11 @@ def current_graph() -> func_graph.FuncGraph:
 
 
 def autograph_convert(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function with Python control flow over tensors turned into TensorFlow's, as `tf.function` does it."""
+    """Returns the function with Python's control flow over tensors turned into TensorFlow's, as `tf.function` does."""
     options = autograph_core.ConversionOptions(recursive=True, user_requested=True, optional_features=None)
 
     def converted(*args: Any, **kwargs: Any) -> Any:
-        # Within a tf.function that does not convert its own code, conversion is off until it is switched on.
+        # Within a tf.function that does not convert its own code, conversion is off and has to be switched on.
         with autograph_context.ControlStatusCtx(status=autograph_context.Status.ENABLED, options=options):
             return autograph_api.converted_call(function, args, kwargs, options=options)
 
@@ -215,16 +217,16 @@ def autograph_convert(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def leave_unconverted(module: str) -> None:
-    """Makes AutoGraph call a module's code as it is, when a function that AutoGraph converts calls it."""
+    """Makes AutoGraph leave a module's code as it is when a function that AutoGraph converts calls it."""
     rule = autograph_config_lib.DoNotConvert(module)
     if all(str(rule) != str(known) for known in autograph_config.CONVERSION_RULES):
         autograph_config.CONVERSION_RULES = (rule, *autograph_config.CONVERSION_RULES)
 
 
 def attributes_of_call(call: tf.Operation) -> dict[str, Any]:
-    """Returns the attributes for other calls of the function that an op calls, which leave its body alone.
+    """Returns attributes for other calls of the function that an op calls. They spare looking into its body.
 
-    To find the shapes of a call's results TensorFlow goes through the body of the function, for every call anew.
+    Without them, TensorFlow goes through the function's body for every call, to find the shapes of the results.
 
     Args:
         call: a `PartitionedCall` or `StatefulPartitionedCall`.
@@ -239,16 +241,16 @@ def call_options() -> dict[str, bytes]:
 
 
 def register_function(definition: function_pb2.FunctionDef) -> None:
-    """Makes a function that was written by hand known to the runtime; importing a graph does not do it."""
+    """Makes a function that was written by hand known to the runtime. Importing a graph does not do this."""
     runtime = eager_context.context()
     if not runtime.has_function(definition.signature.name):
         runtime.add_function_def(definition)
 
 
 def why_xla_cannot(function: Any, specs: Sequence[tf.TensorSpec], unknown: int) -> str | None:
-    """Returns why XLA cannot compile a `tf.function` for arguments of some types; None where it can.
+    """Returns why XLA cannot compile a `tf.function` for arguments of given types; None where it can.
 
-    XLA is only asked for its own representation of the function, which is where it refuses ops it does not have.
+    XLA is asked only for its own representation of the function. There it refuses the ops that it does not have.
 
     Args:
         function: made with `jit_compile=True`.
@@ -262,12 +264,13 @@ def why_xla_cannot(function: Any, specs: Sequence[tf.TensorSpec], unknown: int) 
     ]
     if len(tried) < len(specs):
         return "it takes a tensor of unknown rank"
-    # Where a function runs that says nothing of it. Left out, TensorFlow makes a random number to find it out, which it
-    # refuses where its ops are to be deterministic and nothing is seeded yet.
+    # Where a function runs that names no device. If this is left out, TensorFlow draws a random number to find out. It
+    # refuses to draw where ops are to be deterministic and nothing is seeded yet.
     device = [*tf.config.list_logical_devices("GPU"), *tf.config.list_logical_devices("CPU")][0].name
     try:
         with tf.init_scope(), warnings.catch_warnings():
-            # That a platform is to be named instead, with which it makes that number all the same.
+            # The message says to name a platform instead. But with a platform TensorFlow draws that number all the
+            # same.
             warnings.simplefilter("ignore")
             function.experimental_get_compiler_ir(*tried)(stage="hlo", device_name=device)
     except (tf.errors.OpError, ValueError, TypeError) as error:

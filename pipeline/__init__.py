@@ -1,1 +1,1 @@
-"""The pipeline: which rank runs which task when, and what runs it."""
+"""The pipeline: which rank runs which task when, and how it is run."""

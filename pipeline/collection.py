@@ -1,13 +1,12 @@
 """Puts off Python's garbage collection while a program is made.
 
-A program of many stages and what is found out about it are a million small objects, none of them
-garbage. The collector looks at the newest after some hundred or thousand more, and at all of them
-again whenever they have become a quarter more:
+A program of many stages, with what is computed about it, is a million small objects, and none is garbage. The collector
+looks at the newest after every few hundred or thousand, and at all of them whenever they have grown by a quarter:
 
     objects   ▁▂▃▄▅▆▇█
     looks at  · · ·  ·   ·    all of them, for nothing
 
-Where it is on, to make and check a program of 256 stages takes half as long again.
+With the collector on, making and checking a program of 256 stages takes half as long again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _open = 0
 
 
 def _collect_in_child() -> None:
-    # Of a process that another thread forks meanwhile, nobody would come to the end of the context.
+    # In a process that another thread forks meanwhile, nothing would reach the end of the context.
     global _open
     if _open:
         _open = 0
@@ -33,10 +32,10 @@ os.register_at_fork(after_in_child=_collect_in_child)
 
 @contextmanager
 def collection_put_off() -> Iterator[None]:
-    """Lets Python collect no garbage meanwhile, unless it does not anyway; a decorator, too.
+    """Keeps Python from collecting garbage within its context. It is also a decorator.
 
-    What is not part of a cycle is freed as ever. The collector is one of the process: no other
-    thread's garbage is collected either.
+    Objects that are not part of a cycle are freed as ever. The process has one collector, so no other thread's garbage
+    is collected either.
 
     Example:
         >>> import gc

@@ -18,15 +18,16 @@ class ProgramError(ValueError):
     """A list of tasks cannot run: a task is missing, repeated, out of order or waits forever.
 
     Attributes:
-        ranks: the ranks in whose lists the mistake shows, where it shows in some.
+        ranks: the ranks whose lists show the mistake, if some do.
     """
 
-    # Set after construction: an error that TensorFlow may have to make anew has the constructor of Exception.
+    # This is set after construction. TensorFlow may have to construct an error anew, with the arguments of Exception
+    # alone.
     ranks: tuple[int, ...] = ()
 
 
 def require_at_least(least: int, name: str, value: Any) -> None:
-    """Raises an error unless a value is a whole number that is large enough.
+    """Raises an error unless a value is a whole number and large enough.
 
     Args:
         least: the smallest legal value.
@@ -34,7 +35,7 @@ def require_at_least(least: int, name: str, value: Any) -> None:
         value: what was received.
 
     Raises:
-        ScheduleError: it is not; the message names the nearest legal value.
+        ScheduleError: it is not. The message names the nearest legal value.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         is_number = isinstance(value, int | float) and math.isfinite(value)

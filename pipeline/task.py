@@ -29,7 +29,7 @@ from smp_tf.pipeline.errors import ProgramError, TaskTextError
 
 
 class Index(enum.Enum):
-    """What tells the tasks of a kind apart, besides the chunk: the numbers after its word."""
+    """What distinguishes tasks of one kind, besides the chunk: the numbers after the kind's word."""
 
     MICROBATCH = enum.auto()
     SWEEP_AND_MICROBATCH = enum.auto()
@@ -38,24 +38,23 @@ class Index(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What a task does; the value is the word that stands for it in text.
+    """What a task does. The value is the word that stands for it in text.
 
-    What a kind needs, takes, holds and looks like is in the table of `programs/kinds.py`.
+    The table in `programs/kinds.py` says what a kind needs, how long it takes, what it holds and how it looks.
 
-    F: forward. B: backward in one piece, or in two: I makes the gradient for the chunk before,
-    W the gradients of the weights. T: the work of a sweep after backward. SEND and RECV: one
-    tensor of one transfer edge. REDUCE: average gradients over replicas. APPLY: update weights.
-    CHECK: hold the batch of this rank against that of the replica's first rank. TELL: send a few
-    numbers to the first stage, such as squares for a norm. SUM: put those of all stages together.
-    GATHER, RELEASE and OFFLOAD are words set aside for sharded weights and for activations that
-    are moved away; no schedule emits them. Activations that are made again are so within B or I.
+    F: forward. B: backward in one piece. I and W: backward in two pieces; I makes the gradient for the chunk before, W
+    the gradients of the weights. T: the work of a sweep after backward. SEND and RECV: one tensor of one transfer edge.
+    REDUCE: average gradients over replicas. APPLY: update weights. CHECK: compare the batch of this rank with that of
+    the replica's first rank. TELL: send a few numbers to the first stage, such as squares for a norm. SUM: add up those
+    of all stages. GATHER, RELEASE and OFFLOAD are reserved for sharded weights and for activations that are moved away.
+    No schedule emits them. Activations that are made again are made within B or I.
 
     Attributes:
-        index: what tells tasks of this kind apart.
-        sweep: the sweep of every task of this kind; None where there is none, or several.
+        index: what distinguishes tasks of this kind.
+        sweep: the sweep of all tasks of this kind; None where they have none, or several.
         is_compute: whether a task of this kind runs a segment of the model.
         is_transfer: whether a task of this kind is one end of a transfer edge.
-        number: of the kind, from 0, the same in every process.
+        number: the kind's number, from 0, the same in every process.
     """
 
     F = "F", Index.MICROBATCH, 0
@@ -74,14 +73,15 @@ class Kind(enum.Enum):
     TELL = "TELL", Index.BUCKET
     SUM = "SUM", Index.BUCKET
 
-    # That of Enum is Python code, and every task is looked up many times. Members are equal where they are the same.
+    # The hash of Enum is Python code, and every task is looked up many times. Members are equal only where they are the
+    # same.
     __hash__ = object.__hash__
 
     index: Index
     sweep: int | None
 
     def __new__(cls, word: str, index: Index, sweep: int | None = None) -> Kind:
-        """Makes the word alone the value."""
+        """Makes the word alone the member's value."""
         kind = object.__new__(cls)
         kind._value_ = word
         return kind
@@ -99,7 +99,7 @@ class Kind(enum.Enum):
 
     @property
     def needs_microbatch(self) -> bool:
-        """Whether a task of this kind is always of one microbatch."""
+        """Returns whether a task of this kind is always of one microbatch."""
         return self.index in (Index.MICROBATCH, Index.SWEEP_AND_MICROBATCH)
 
 
@@ -113,16 +113,16 @@ _TASK_TEXT = re.compile(r"(\d+)([A-Z]+)(?:(\d+)(?:\.(\d+))?)?")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing one rank does, once per step.
+    """One thing that one rank does once per step.
 
     Attributes:
         kind: what is done.
-        chunk: the chunk it is done for: for SEND the chunk that made the tensor, for RECV the
-            chunk that needs it; for what is done for all of a rank, such as REDUCE, the stage.
+        chunk: the chunk that it is done for. For SEND it is the chunk that made the tensor, for RECV the chunk that
+            needs it. For what is done for all of a rank, such as REDUCE, it is the stage.
         microbatch: which microbatch, from 0; None for what happens once per step.
         edge: index of the transfer edge; SEND and RECV only.
         sweep: 0 for F, 1 for B, I and W (both filled in), 2 or more for T (must be given).
-        bucket: which bucket of weights; REDUCE, APPLY, GATHER and RELEASE only, None for all.
+        bucket: the bucket of weights, or None for all of them; REDUCE, APPLY, GATHER and RELEASE only.
 
     Example:
         >>> Task(Kind.F, chunk=2, microbatch=0)
@@ -137,7 +137,8 @@ class Task:
     edge: int | None = None
     sweep: int | None = None
     bucket: int | None = None
-    #: Found once: tasks are looked up many times. Of numbers alone, so that it is the same in every process.
+    #: The hash is computed once, since tasks are looked up many times. It is made of numbers alone, so that it is the
+    #: same in every process.
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -165,7 +166,7 @@ class Task:
 
     @property
     def part(self) -> int:
-        """1 for W, the second part of a backward that is cut in two; else 0."""
+        """Returns 1 for W, the second part of a backward that is cut in two; else 0."""
         return int(self.kind is Kind.W)
 
     def __str__(self) -> str:
@@ -191,12 +192,12 @@ def _dotted(first: int | None, second: int | None) -> str:
 
 
 def parse(text: str) -> Task:
-    """Returns the task that a text such as `2F0` names; the inverse of `str(task)`.
+    """Returns the task that a text such as `2F0` names. It is the inverse of `str(task)`.
 
     Args:
-        text: chunk, kind, and what tells tasks of a kind apart: `2F0` (chunk 2, microbatch 0),
-            `1T2.5` (sweep 2, microbatch 5), `0S3.2` (edge 3, microbatch 2), `0S3` (edge 3, once
-            per step), `0REDUCE1` (bucket 1), `0APPLY`.
+        text: chunk, kind, and the numbers that distinguish tasks of a kind: `2F0` (chunk 2, microbatch 0), `1T2.5`
+            (sweep 2, microbatch 5), `0S3.2` (edge 3, microbatch 2), `0S3` (edge 3, once per step), `0REDUCE1` (bucket
+            1), `0APPLY`.
 
     Returns:
         The task.
@@ -236,14 +237,14 @@ def parse(text: str) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class BucketMakers:
-    """What makes the gradients of a bucket, which a REDUCE averages over the replicas.
+    """What makes the gradients of a bucket. A REDUCE averages them over the replicas.
 
     Attributes:
-        stage: the stage that has them.
-        number: of the bucket, by which its REDUCE names it.
-        segments: chunk, sweep and part of the compute tasks that add to them.
-        edges: the edges over which other stages send what they add, or parts of it for every microbatch.
-        nbytes: how large the gradients are together.
+        stage: the stage that has the gradients.
+        number: the bucket's number, by which its REDUCE names it.
+        segments: chunk, sweep and part of the compute tasks that add to the gradients.
+        edges: the edges over which other stages send their contributions, in all or for every microbatch.
+        nbytes: bytes of all its gradients.
     """
 
     stage: int
@@ -267,8 +268,9 @@ class Program:
         ranks: the tasks of rank 0, of rank 1, and so on.
         microbatches: how many microbatches one step runs.
         chunks: how many chunks the model is cut into.
-        sweeps: how often a microbatch crosses them: 1 without backward, 2 with, more with T tasks.
-        buckets: what makes the gradients that its REDUCE tasks average; one that is not named needs all of its stage.
+        sweeps: how often a microbatch crosses the chunks: 1 without backward, 2 with it, more with T tasks.
+        buckets: what makes the gradients that its REDUCE tasks average. A bucket that is not here needs all tasks of
+            its stage.
     """
 
     ranks: tuple[tuple[Task, ...], ...]
@@ -279,7 +281,7 @@ class Program:
 
     @property
     def stages(self) -> int:
-        """How many ranks share the model; each holds one stage of one or more chunks."""
+        """Returns how many ranks share the model. Each holds one stage of one or more chunks."""
         return len(self.ranks)
 
     def __iter__(self) -> Iterator[tuple[Task, ...]]:
@@ -317,7 +319,7 @@ class Program:
         return tuple(rank_of[chunk] for chunk in range(self.chunks))
 
     def place_in_step(self, sweep: int, chunk: int) -> tuple[int, int]:
-        """Returns a key that sorts visits of a microbatch in the order in which they happen."""
+        """Returns a key by which visits of a microbatch sort in the order in which they happen."""
         return sweep, (self.chunks - 1 - chunk if goes_down(sweep) else chunk)
 
     def text(self) -> str:
@@ -328,14 +330,13 @@ class Program:
 def parse_program(text: str) -> Program:
     """Returns the program that a text names, one rank per line.
 
-    How many chunks, microbatches and sweeps there are is read off the tasks. Blank lines, and
-    what follows a `#`, do not count.
+    The tasks say how many chunks, microbatches and sweeps there are. Blank lines, and what follows a `#`, do not count.
 
     Args:
-        text: the tasks of a rank on a line, with space between them.
+        text: the tasks of one rank per line, separated by spaces.
 
     Returns:
-        The program. Whether it can run is for `check` to say.
+        The program. Only `check` says whether it can run.
 
     Raises:
         TaskTextError: a word is not a task, or there is no compute task.
@@ -364,15 +365,15 @@ class Edge:
     """A tensor that one chunk makes and another needs.
 
     Attributes:
-        index: the number SEND and RECV tasks name it by.
+        index: the number by which SEND and RECV tasks name it.
         src_chunk: the chunk that makes it.
-        src_sweep: the sweep it is made in; None for what is there when the step starts, such as
-            the value of a weight (`per="step"` only).
+        src_sweep: the sweep in which it is made; None for what exists when the step starts, such as the value of a
+            weight (`per="step"` only).
         dst_chunk: the chunk that needs it.
-        dst_sweep: the sweep of its first reader there; None for a result of the step, which no
-            task of the pipeline reads.
-        per: "microbatch", or "step" for what is sent once: the value of a shared weight before
-            its first reader, or its accumulated gradient after the last microbatch.
+        dst_sweep: the sweep of its first reader in that chunk; None for a result of the step, which no task of the
+            pipeline reads.
+        per: "microbatch"; or "step" for what is sent once. That is the value of a shared weight before its first
+            reader, or its accumulated gradient after the last microbatch.
     """
 
     index: int
@@ -384,7 +385,7 @@ class Edge:
 
     @property
     def crosses(self) -> int:
-        """From how many chunks to the next the tensor goes: 1 between neighbours."""
+        """Returns how many chunks further the tensor goes: 1 between neighbours."""
         return abs(self.dst_chunk - self.src_chunk)
 
     def __str__(self) -> str:

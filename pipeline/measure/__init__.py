@@ -1,1 +1,1 @@
-"""What a run took: measured times and memory, as values."""
+"""Measured times and memory of a run, as values."""

@@ -1,11 +1,11 @@
-"""Values for what a unit takes from the rest of the step, when it runs by itself.
+"""Values for what a unit takes from the rest of the step, so that it can run by itself.
 
     numbers of known shape                              made up
     indices, masks, shapes; what has no known shape     computed from made-up numbers, by the ops that lead to them
     arguments, captured tensors                         real
 
-An index has to lie in its table and a shape to be one, so these come from where they come from in the step: from the
-last numbers that crossed from one unit to another on the way.
+An index has to lie in its table, and a shape has to be a shape. So these are computed as in the step: from the last
+numbers that crossed from one unit to another on the way.
 
     embedding ─▶ block ─▶│ router ─▶ argmax ─▶│ expert
                          │  computed          │ asks for the expert's number
@@ -25,7 +25,7 @@ from smp_tf.partition.split.split import Segment, Split
 from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
 
 _SEED = (17, 29)
-#: What TensorFlow draws random numbers of.
+#: Types for which TensorFlow draws random numbers.
 _DRAWN = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
@@ -34,9 +34,9 @@ class Surroundings:
     """What a step is given from outside.
 
     Args:
-        arguments: values of its tensor arguments, composite ones in parts.
-        captures: the outside tensors it captures, by their number.
-        own: variables that are used as they are, by index; others get values of their own.
+        arguments: values of the step's tensor arguments, composite ones in parts.
+        captures: the outside tensors that the step captures, by their number.
+        own: variables that are used as they are, by index. Others get made-up values.
     """
 
     arguments: Sequence[tf.Tensor]
@@ -44,7 +44,7 @@ class Surroundings:
     own: Mapping[int, tf.Variable]
 
     def variables_of(self, graph: OpGraph, segment: Segment) -> dict[int, tf.Variable]:
-        """Returns the variables whose handle a segment uses: those that are there, and new ones."""
+        """Returns the variables whose handles a segment uses: existing ones, and new ones."""
         used = {
             v for n in segment.sources if graph.nodes[n].op == VARIABLE and (v := graph.nodes[n].source) is not None
         }
@@ -53,7 +53,7 @@ class Surroundings:
     def given_to(
         self, graph: OpGraph, function: SegmentFunction, values: Mapping[Tensor, tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns what to call a segment's function with.
+        """Returns the arguments to call a segment's function with.
 
         Args:
             graph: the op graph.
@@ -75,7 +75,7 @@ class Surroundings:
 
 
 def values_for(split: Split, wanted: Collection[Tensor], around: Surroundings) -> dict[Tensor, tf.Tensor]:
-    """Returns the values of tensors that other units make.
+    """Returns values for tensors that other units make.
 
     Args:
         split: the step, cut into as many stages as there are units.
@@ -91,14 +91,14 @@ def values_for(split: Split, wanted: Collection[Tensor], around: Surroundings) -
 
 
 def numbers(kind: TensorType) -> tf.Tensor:
-    """Returns the numbers of a type, between 0 and 1: so that nothing becomes too large, or slow as denormals are."""
+    """Returns random numbers of a type between 0 and 1, so that nothing becomes too large, or slow as denormals are."""
     dtype = tf.dtypes.as_dtype(kind.dtype)
     made = tf.random.stateless_uniform(kind.shape, _SEED, 0.05, 0.95, dtype.real_dtype)
     return tf.complex(made, made) if dtype.is_complex else made
 
 
 def weight(graph: OpGraph, variable: int) -> tf.Tensor:
-    """Returns some value of a variable: small and positive, for the same reasons."""
+    """Returns some small and positive value for a variable, for the same reasons."""
     kind = graph.variables[variable].type
     dtype = tf.dtypes.as_dtype(kind.dtype)
     return tf.fill(kind.shape, tf.constant(0.05 if dtype.is_floating else 0, dtype))
@@ -117,7 +117,7 @@ def _computed(split: Split, wanted: tuple[Tensor, ...], around: Surroundings) ->
 
 
 def _leading_to(split: Split, wanted: tuple[Tensor, ...]) -> Segment:
-    """Returns the ops that lead to tensors from the last numbers that crossed between units."""
+    """Returns the ops that compute tensors from the last numbers that crossed between units."""
     graph, places = split.graph, split.assignment.places
     nodes: set[int] = set()
     sources: set[int] = set()

@@ -1,9 +1,9 @@
-"""Measures a unit of a step: it runs as a stage of its own, forward and backward, as for many microbatches.
+"""Measures a unit of a step, which runs as a stage of its own, forward and backward, as for many microbatches.
 
     made-up inputs ─▶ F 1.2 ─ stash ─▶ B 2.0 ◀─ made-up gradients      milliseconds
 
-Units are measured independently of each other, in any order and by any process: what flows between them is made up
-(see `made_up`). Weights are there for one unit at a time, with the sums of their gradients.
+Units are measured independently, in any order and by any process, since what flows between them is made up (`made_up`).
+At any time only the weights of one unit are in memory, with the sums of their gradients.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from smp_tf.pipeline.run.accumulator import Accumulator, fits
 from smp_tf.pipeline.run.host import has_device
 from smp_tf.pipeline.run.segment_function import build_segment_function
 
-#: Seconds of calls that a segment's time is the median of, and how many calls at least and at most.
+#: How many seconds a segment is called for its median, and how often at least and at most.
 _ENOUGH = 0.1
 _FEWEST_CALLS, _MOST_CALLS = 3, 20
-#: Calls of a segment for each of a function that does nothing.
+#: How many calls of a segment come for each call of a function that does nothing.
 _FOR_EACH_EMPTY = 4
-#: Bytes of a processor's share of the last cache, where the system does not say.
+#: Bytes of a processor's share of the last-level cache, where the system does not say.
 _CACHE_SHARE = 16 << 20
 
 
 @dataclass(frozen=True)
 class ReadyUnit:
-    """A unit whose functions are there and have run once.
+    """A unit whose functions are built and have run once.
 
     Args:
-        calls: by sweep, the function of the segment and what to call it with.
-        empty: by sweep, a function that is called with the same and does nothing.
+        calls: by sweep, the function of the segment and its arguments.
+        empty: by sweep, a function that takes the same arguments and does nothing.
     """
 
     calls: dict[int, tuple[Callable[..., Any], Sequence[tf.Tensor]]]
@@ -52,13 +52,13 @@ class ReadyUnit:
         """Runs every segment for a while.
 
         Returns:
-            Seconds by sweep: the median over the calls, without what calling a function takes that does nothing.
+            Seconds by sweep: the median over the calls, without the time of calling a function that does nothing.
         """
         return {sweep: _measured(function, self.empty[sweep], given) for sweep, (function, given) in self.calls.items()}
 
 
 def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
-    """Builds the functions of a unit and runs each once, which also optimises it.
+    """Builds the functions of a unit and runs each once, so that TensorFlow optimises it.
 
     Args:
         split: the step, cut into as many stages as there are units.
@@ -66,11 +66,11 @@ def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
         around: what the step is given from outside.
 
     Returns:
-        What can be measured. It holds the unit's weights, and the unit's alone.
+        The unit, ready to be measured. It holds the unit's weights and no others.
     """
     graph = split.graph
     last = split.assignment.replicated_sweep
-    # Measurements that every rank takes belong to no unit; they would count what is made up.
+    # Measurements that every rank takes belong to no unit. They would measure made-up values.
     segments = [s for (stage, sweep, _), s in sorted(split.segments.items()) if stage == unit and sweep < last]
     made = {t for segment in segments for t in segment.outputs}
     foreign = {t for segment in segments for t in segment.inputs if t not in made}
@@ -92,13 +92,13 @@ def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
         values.update(zip(function.outputs, outputs, strict=True))
         calls[segment.sweep] = function.function, given
         empty[segment.sweep] = _empty(function.function, given)
-        # A first call takes 10 to 30 ms, which would be subtracted from what a slow unit takes.
+        # A first call takes 10 to 30 ms. This would be subtracted from the time of a slow unit.
         empty[segment.sweep](*given)
     return ReadyUnit(calls, empty)
 
 
 def _sums(split: Split, segment: Segment) -> dict[Tensor, Accumulator]:
-    """Sums over the microbatches that a segment adds gradients to, as it does in a step of several."""
+    """Makes the sums to which a segment adds gradients, as in a step of several microbatches."""
     summed = {t for o in split.outputs if o.is_summed for t in o.summands or (o.tensor,)}
     kinds = {t: split.graph.type_of(t) for t in segment.outputs if t in summed}
     return {
@@ -122,10 +122,10 @@ def _begin(sums: list[Accumulator]) -> None:
 
 
 def _empty(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> Callable[..., Any]:
-    """Returns a function that takes and returns as many tensors as another, and does nothing; it captures none.
+    """Returns a function that takes and returns as many tensors as another, does nothing and captures nothing.
 
-    A stage calls one function for all of its units. Of the calls that single units take, a model of a hundred units
-    would seem to need half of its time for microbatches of one sample.
+    A stage calls one function for all of its units. If the call counted for each unit, a model of a hundred units would
+    seem to spend half of its time on calls, for microbatches of one sample.
     """
     results = len(function.outputs)  # type: ignore[attr-defined]
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
@@ -134,9 +134,9 @@ def _empty(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> Callable
 
 
 def _cool() -> None:
-    """Leaves the cache as the rest of a model would between two calls of a unit: a warm one seemed faster.
+    """Leaves the cache as the rest of a model would between two calls of a unit. With a warm one it seems faster.
 
-    A process loses no more than its share of it: what the unit before it has just made is still there.
+    A process loses no more than its share of the cache. So what the unit before has just made is still there.
     """
     ballast = _ballast()
     np.add(ballast, 1, out=ballast)
@@ -153,21 +153,21 @@ def _ballast() -> np.ndarray:
 
 
 def _size(cache: Path) -> int:
-    """Returns the bytes of a cache; the system says "32768K"."""
+    """Returns the bytes of a cache from the system's text, such as "32768K"."""
     return int((cache / "size").read_text().strip().rstrip("K")) << 10
 
 
 def _sharers(cache: Path) -> int:
-    """Returns how many processors share it: the bits of "00000000,00000003"."""
+    """Returns how many processors share a cache, by the bits of the system's text, such as "00000000,00000003"."""
     return int((cache / "shared_cpu_map").read_text().replace(",", ""), 16).bit_count()
 
 
 def _measured(function: Callable[..., Any], empty: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
-    """Returns the seconds of what a function does beyond one that does nothing."""
+    """Returns the seconds that a function takes beyond one that does nothing."""
     taken: list[float] = []
     for_nothing: list[float] = []
     while len(taken) < _FEWEST_CALLS or (sum(taken) < _ENOUGH and len(taken) < _MOST_CALLS):
-        # In between, so that what slows the machine for a while slows both.
+        # The calls alternate, so that what slows the machine for a while slows both.
         if len(taken) % _FOR_EACH_EMPTY == 0:
             for_nothing.append(_seconds(empty, given))
         taken.append(_seconds(function, given))
@@ -184,6 +184,6 @@ def _seconds(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
 
 
 def _finish() -> None:
-    """Waits until the devices are done; on a GPU a function returns earlier."""
+    """Waits until the devices are done, since on a GPU a function returns earlier."""
     if has_device():
         tf.test.experimental.sync_devices()

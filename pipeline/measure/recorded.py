@@ -1,8 +1,8 @@
-"""What one rank did in the steps of a recording: its tasks and messages, each with begin and end.
+"""What one rank did in the steps of a recording: its tasks and messages, with begin and end.
 
     points  ─ steps_of ─▶  RecordedStep 10: 0F0 [120, 340], 0S0.0 [341, 390], 0R1.0 [341, 980], 0B0 [985, 1400] ...
 
-Times are nanoseconds, after `RankRecord.shifted` on one clock for all ranks.
+Times are in nanoseconds. `RankRecord.shifted` puts all ranks on one clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
-    """One task that ran: of compute, or REDUCE or APPLY."""
+    """One task that ran: a compute task, a REDUCE or an APPLY."""
 
     task: Task
     begin: int
@@ -30,9 +30,9 @@ class Message:
     Attributes:
         task: the SEND or RECV.
         peer: world rank at the other end.
-        begin: the send was started, or the receive posted.
-        end: the memory of what was sent is free, or what was received is there.
-        bytes: of the tensor.
+        begin: when the send was started, or the receive posted.
+        end: when the memory of what was sent was free again, or the message had been received.
+        bytes: size of the tensor.
     """
 
     task: Task
@@ -49,11 +49,11 @@ class RecordedStep:
     Attributes:
         program: number of the step function's program.
         step: number of the step.
-        begin: the rank begins it.
-        end: its pipeline is done on this rank.
-        until: the rank begins its next step, or is done with what follows the last one.
-        tasks: in the order in which they began.
-        messages: the same.
+        begin: when the rank began it.
+        end: when its pipeline was done on this rank.
+        until: when the rank began its next step, or was done with what follows the last one.
+        tasks: its tasks, in the order in which they began.
+        messages: its messages, in the order in which they began.
     """
 
     program: int
@@ -66,20 +66,20 @@ class RecordedStep:
 
     @property
     def compute(self) -> tuple[TaskRun, ...]:
-        """The compute tasks."""
+        """Returns the compute tasks."""
         return tuple(run for run in self.tasks if run.task.kind.is_compute)
 
     @property
     def updates(self) -> tuple[TaskRun, ...]:
-        """What is reduced and applied, which may go on at the same time and during compute tasks."""
+        """Returns the reductions and updates. They may overlap with each other and with compute tasks."""
         return tuple(run for run in self.tasks if not run.task.kind.is_compute)
 
 
 def rows_of(runs: Iterable[TaskRun]) -> list[list[TaskRun]]:
-    """Returns what ran at the same time put into as many rows as are needed, so that nothing overlaps in a row.
+    """Puts tasks into as few rows as are needed for nothing to overlap within a row.
 
     Args:
-        runs: tasks, of any number of steps.
+        runs: tasks of any number of steps.
 
     Returns:
         The rows, each in the order of time.
@@ -101,9 +101,9 @@ class ProgramRecord:
     Attributes:
         name: of the step function.
         schedule: by which its tasks are ordered.
-        planned: the tasks of all stages.
-        edges: what its transfers name.
-        tensors: what is sent, in words, by edge.
+        planned: the planned tasks of all stages.
+        edges: the edges that its transfers name.
+        tensors: the words for what is sent, by edge.
     """
 
     name: str
@@ -115,11 +115,11 @@ class ProgramRecord:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A time in which a rank had nothing to compute until a message came.
+    """A time in which a rank had nothing to compute, until a message came.
 
     Attributes:
-        begin: the task before has ended, or the step has begun.
-        end: the message is there.
+        begin: when the task before had ended, or the step had begun.
+        end: when the message had come.
         message: the last one that the next task needs.
     """
 
@@ -162,11 +162,11 @@ class RankRecord:
     Attributes:
         rank: its world rank.
         stage: its stage.
-        ranks: world rank of every stage of its replica.
-        job: the same for all ranks of a run, and for no other run.
+        ranks: the world rank of every stage of its replica.
+        job: an identifier that all ranks of a run share, and no other run has.
         programs: by number.
         steps: in order.
-        dropped: how many points came that could not be kept.
+        dropped: how many points in time could not be kept.
     """
 
     rank: int
@@ -178,7 +178,7 @@ class RankRecord:
     dropped: int = 0
 
     def shifted(self, nanoseconds: int) -> RankRecord:
-        """Returns the same on a clock that is ahead by so much."""
+        """Returns the same record on a clock that is ahead by a number of nanoseconds."""
         return replace(self, steps=tuple(_shifted(step, nanoseconds) for step in self.steps))
 
 
@@ -194,17 +194,17 @@ def _shifted(step: RecordedStep, by: int) -> RecordedStep:
 
 
 def steps_of(points: Iterable[Point], programs: Mapping[int, ProgramRecord], stage: int) -> tuple[RecordedStep, ...]:
-    """Puts the points of a recording together.
+    """Makes steps from the points of a recording.
 
-    A step of another program, such as a norm over all stages, is part of the step before it, as a SUM.
+    A step of another program, such as a norm over all stages, becomes a SUM of the step before it.
 
     Args:
         points: as `recorder.stop` gives them.
-        programs: by number, those whose steps are wanted.
-        stage: of this rank.
+        programs: the programs whose steps are wanted, by number.
+        stage: stage of this rank.
 
     Returns:
-        The steps that have begun and ended.
+        The steps that began and ended within the recording.
     """
     found: list[_Step] = []
     by_name: dict[tuple[int, int], _Step] = {}

@@ -1,13 +1,14 @@
-"""Looks into a recorded step of a replica: was it as planned, where did the time go, what was it that took so long.
+"""Examines a recorded step of a replica: whether it ran as planned, where its time went, and what made it so long.
 
-Of a gap in front of a task, the message that came last tells what it was:
+For a gap before a task, the message that came last tells the reason:
 
     rank 0   ───── 0F1 ─────┐ sent
     rank 1   ─ 0F0 ─┤ bubble ├ message ┤ other ├─ 1F1 ─
                                        there
 
-Until the other rank had sent it, the plan had nothing to do there: a bubble. Then the message was on its way, and what
-is left TensorFlow took to begin the task. While the other rank had not begun the step, this one waited for its input.
+Until the other rank had sent the message, the plan had nothing to do here: a bubble. Then the message was on its way.
+TensorFlow took the rest to begin the task. As long as the other rank had not begun the step, this one waited for its
+input.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from smp_tf.pipeline.programs.replay import replay
 from smp_tf.pipeline.programs.simulate import Timeline
 from smp_tf.pipeline.task import Kind, Task
 
-#: What the time of a rank goes into, in the order of a table.
+#: What a rank's time is spent on, in the order of a table.
 PARTS = ("compute", "bubble", "message", "reduce", "apply", "input", "other")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a rank's time, and what it went into: one of `PARTS`."""
+    """A piece of a rank's time, and which of `PARTS` it was spent on."""
 
     part: str
     begin: int
@@ -39,7 +40,7 @@ class StepAnatomy:
     """A recorded step of one replica.
 
     Args:
-        program: what was planned.
+        program: the program, as planned.
         stages: the step on the rank of every stage, all on one clock; None where it was not recorded.
     """
 
@@ -58,13 +59,13 @@ class StepAnatomy:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the step is known on every stage."""
+        """Returns whether the step is known on every stage."""
         return None not in self.stages
 
     def out_of_order(self, stage: int) -> tuple[Task, Task] | None:
-        """Returns the first two tasks of a stage that ran in another order than planned, or at once; None if none did.
+        """Returns the first two tasks of a stage that ran at once or in another order than planned; None if none did.
 
-        A task without anything to compute is planned, and does not run.
+        A task without anything to compute is planned but does not run.
         """
         step = self.stages[stage]
         assert step is not None
@@ -76,19 +77,19 @@ class StepAnatomy:
 
     @property
     def span(self) -> tuple[int, int]:
-        """When the first compute task of all began and the last one ended; both 0 where none ran."""
+        """Returns when the first compute task of all began and the last one ended; both 0 where none ran."""
         runs = [run for _, run in self._runs.values()]
         return min((run.begin for run in runs), default=0), max((run.end for run in runs), default=0)
 
     @property
     def bubble_ratio(self) -> float:
-        """Share of the stages' time, from the first compute task to the last, in which they did not compute."""
+        """Returns the share of the stages' time, from the first compute task to the last, without compute."""
         begin, end = self.span
         whole = (end - begin) * len(self.stages)
         return 1 - sum(run.end - run.begin for _, run in self._runs.values()) / whole if whole else 0.0
 
     def simulated(self, latency: float = 0.0) -> Timeline:
-        """Returns the step as planned, each task taking as long as it did.
+        """Simulates the step as planned, with the time that each task took.
 
         Args:
             latency: nanoseconds that a message takes.
@@ -99,10 +100,10 @@ class StepAnatomy:
         return Timeline(planned, result.spans)
 
     def critical_path(self) -> list[tuple[int, TaskRun]]:
-        """Returns the chain of tasks that made the step so long, each with its stage, in the order in which they ran.
+        """Returns the chain of tasks that made the step so long, each with its stage, in the order they ran.
 
-        From the task that ended last backwards: the one before it is that which it could not begin without: the maker
-        of the message that came last, or the task before it on its rank, whichever was done later.
+        The chain is found backwards from the task that ended last. Before a task comes what it had to wait for: the
+        maker of the message that came last, or the task before it on its rank, whichever ended later.
         """
         path: list[tuple[int, TaskRun]] = []
         if self._runs:
@@ -128,12 +129,12 @@ class StepAnatomy:
         return None if own is None else (stage, own)
 
     def _last_message(self, task: Task) -> Message | None:
-        """Returns the last to come of the messages that a task reads."""
+        """Returns the message that came last among those that a task reads."""
         read = [self._messages[need] for need in self._needed(task) if need in self._messages]
         return max(read, key=lambda message: message.end, default=None)
 
     def _needed(self, task: Task) -> Iterator[Task]:
-        """Yields what a task needs; in place of one that had nothing to compute, what that needs."""
+        """Yields the tasks that a task needs. One that had nothing to compute is replaced by those it needs."""
         for need in self._needs[task]:
             if need.kind.is_compute and need not in self._runs:
                 yield from self._needed(need)
@@ -144,7 +145,7 @@ class StepAnatomy:
         return next((need for need in self._needs[received.task] if need.kind is Kind.SEND), None)
 
     def _maker(self, received: Message) -> tuple[int, TaskRun] | None:
-        """Returns the task that made what was received: of those that it was made of, the last."""
+        """Returns the task that made a received message, the last one where several did."""
         send = self._send(received)
         if send is None:
             return None
@@ -152,21 +153,21 @@ class StepAnatomy:
         return max(made, key=lambda found: found[1].end, default=None)
 
     def pieces(self, stage: int) -> list[Piece]:
-        """Returns what a rank's time went into, from the begin of the step to that of the next one, without a hole.
+        """Returns what a rank's time was spent on, from the begin of the step to that of the next, without a hole.
 
         Args:
-            stage: of the rank, on which the step was recorded.
+            stage: stage of the rank. The step must be recorded there.
         """
         return list(self._pieces(stage))
 
     def time_spent(self, stage: int) -> dict[str, int]:
-        """Returns the nanoseconds of a rank by what they went into, from the begin of the step to that of the next one.
+        """Returns a rank's nanoseconds by what they were spent on, from the begin of the step to that of the next.
 
         Args:
-            stage: of the rank, on which the step was recorded.
+            stage: stage of the rank. The step must be recorded there.
 
         Returns:
-            All of `PARTS`.
+            Nanoseconds for each of `PARTS`.
         """
         spent = dict.fromkeys(PARTS, 0)
         for piece in self._pieces(stage):
@@ -174,14 +175,14 @@ class StepAnatomy:
         return spent
 
     def averaging(self, stage: int) -> tuple[int, int]:
-        """Returns how long a rank averages gradients over replicas, and how much of that is hidden.
+        """Returns how long a rank averages gradients over replicas, and how much of this is hidden.
 
         Args:
-            stage: of the rank, on which the step was recorded.
+            stage: stage of the rank. The step must be recorded there.
 
         Returns:
-            Nanoseconds in which at least one bucket was on its way, and those of them before the last compute task of
-            all stages ended, by which the step is no longer.
+            Nanoseconds in which at least one bucket was on its way; and how many of them were before the last compute
+            task of all stages ended. These do not make the step longer.
         """
         step = self.stages[stage]
         assert step is not None
@@ -209,7 +210,7 @@ class StepAnatomy:
         yield from self._after(step, [*self._gap(stage, at, step.end, last), Piece("input", step.end, step.until)])
 
     def _gap(self, stage: int, begin: int, end: int, message: Message | None) -> Iterator[Piece]:
-        """Yields what the time between two tasks went into, the later of which waited for a message."""
+        """Yields what the time between two tasks was spent on, where the later task waited for a message."""
         at = begin
         if message is not None and message.end > begin:
             send = self._send(message)
@@ -222,13 +223,13 @@ class StepAnatomy:
                     at = until
                 yield from _piece("message", at, min(message.end, end))
             else:
-                # Whether it was on its way, only the other rank's record would tell.
+                # Only the other rank's record would tell whether it was on its way.
                 yield from _piece("bubble", at, min(message.end, end))
             at = min(message.end, end)
         yield from _piece("other", at, end)
 
     def _after(self, step: RecordedStep, pieces: Sequence[Piece]) -> Iterator[Piece]:
-        """Yields the pieces after the last compute task, with what of them is REDUCE, APPLY or the like taken out."""
+        """Yields the pieces after the last compute task, without the times of REDUCE, APPLY and the like."""
         updates = [run for run in step.tasks if not run.task.kind.is_compute]
         cuts = sorted({moment for run in updates for moment in (run.begin, run.end)})
         last = max((run.end for run in updates), default=step.end)

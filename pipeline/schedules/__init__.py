@@ -1,1 +1,1 @@
-"""Orders of compute tasks, one per schedule."""
+"""Orders of compute tasks, one for each schedule."""

@@ -3,8 +3,8 @@
     placement (0, 1, 0)     rank 0  0F0 0F1 2F0 2B0 ...     a microbatch visits rank 0 twice on its way up,
                             rank 1  1F0 1F1 1B0 ...         and twice on its way down
 
-Where every rank has one chunk these are GPipe and 1F1B of `orders`. For other placements there is no formula: the ranks
-are played through, each taking of what is ready what frees most.
+Where every rank has one chunk, these are GPipe and 1F1B of `orders`. For other placements there is no formula. So the
+ranks are simulated: each runs, of the tasks that are ready, the one that frees most.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def simple_over(placement: Sequence[int], microbatches: int) -> Ranks:
 
 
 def interleaved_over(placement: Sequence[int], microbatches: int) -> Ranks:
-    """Returns an order in which each rank does a backward as soon as there is one, and runs few forwards ahead.
+    """Returns an order in which each rank runs a backward as soon as one is ready, and few forwards ahead.
 
-    Chunk c of n keeps the stash of at most n - c microbatches, as in 1F1B, which is as many as fill the way from it to
-    the end of the model and back.
+    Chunk c of n keeps the stash of at most n - c microbatches, as in 1F1B. So many fill the way from the chunk to the
+    end of the model and back.
 
     Args:
         placement: the rank of every chunk.
@@ -61,13 +61,13 @@ def interleaved_over(placement: Sequence[int], microbatches: int) -> Ranks:
 
 
 class _Play:
-    """The ranks, played through in units of time."""
+    """Simulates the ranks in units of time."""
 
     def __init__(self, placement: Sequence[int], microbatches: int) -> None:
         self.placement = placement
         self.microbatches = microbatches
         self.last = len(placement) - 1
-        # How many microbatches each chunk has begun and done, forward and backward; they come in order.
+        # How many microbatches each chunk has begun and done, forward and backward. They come in order.
         self.begun = {kind: [0] * len(placement) for kind in _LENGTH}
         self.done = {kind: [0] * len(placement) for kind in _LENGTH}
 
@@ -91,7 +91,7 @@ class _Play:
         return ranks
 
     def _next(self, own: Sequence[int]) -> Task | None:
-        """Returns what a free rank does: a backward, the oldest first, else the forward that is farthest on its way."""
+        """Returns what a free rank runs: the oldest backward, else the forward that is farthest on its way."""
         forward, backward = self.begun[Kind.F], self.begun[Kind.B]
         due = [(backward[c], c) for c in own if backward[c] < self._reached(Kind.B, c)]
         if due:

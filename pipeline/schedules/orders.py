@@ -1,9 +1,8 @@
-"""Orders of tasks that can be written down: GPipe, 1F1B, interleaved 1F1B and ZB-H1.
+"""Orders of tasks given by formulas: GPipe, 1F1B, interleaved 1F1B and ZB-H1.
 
-Each is a pure function from (stages, microbatches, chunks per rank) to the F, B, I and W tasks of
-every rank, in order. In the steady state all but the first do a forward and a backward in turn.
-They differ in how many forwards a rank runs ahead, and in what fills its waiting at the end. The
-middle one of 3 ranks, 4 microbatches:
+Each is a pure function from (stages, microbatches, chunks per rank) to the F, B, I and W tasks of every rank, in order.
+In the steady state all orders but GPipe's run a forward and a backward in turn. They differ in how many forwards a rank
+runs ahead, and in what fills its waiting time at the end. The middle one of 3 ranks, 4 microbatches:
 
     simple            F0 F1 F2 F3 B0 B1 B2 B3
     interleaved       F0 F1 B0 F2 B1 F3 B2 B3               stages - rank forwards, then in turn
@@ -46,7 +45,7 @@ def simple(stages: int, microbatches: int, chunks_per_rank: int = 1) -> Ranks:
 
 
 def interleaved(stages: int, microbatches: int, chunks_per_rank: int = 1) -> Ranks:
-    """Returns forwards until the first gradient is due, then a backward as soon as there is one.
+    """Returns forwards until the first gradient is due, then a backward as soon as one is ready.
 
     Args:
         stages: how many ranks share the model.
@@ -76,10 +75,10 @@ def _one_forward_one_backward(stages: int, microbatches: int, rank: int) -> Iter
 
 
 def zb_h1(stages: int, microbatches: int, chunks_per_rank: int = 1) -> Ranks:
-    """Returns 1F1B with backward in two pieces, the second of which fills the waiting at the end.
+    """Returns 1F1B with backward in two pieces. The second piece fills the waiting time at the end.
 
-    Rank r does the W of a microbatch r microbatches after its I. So the I that the rank before
-    waits for comes first, and when no forward is left, a W stands wherever 1F1B would wait.
+    Rank r runs the W of a microbatch r microbatches after its I. So the I that the rank before waits for comes first.
+    When no forward is left, a W stands wherever 1F1B would wait.
 
     Args:
         stages: how many ranks share the model.
@@ -87,8 +86,8 @@ def zb_h1(stages: int, microbatches: int, chunks_per_rank: int = 1) -> Ranks:
         chunks_per_rank: 1.
 
     Returns:
-        The tasks of every rank. Rank r keeps min(stages, microbatches) stashes until W is done,
-        all but min(stages - r, microbatches) of which have had their I.
+        The tasks of every rank. Rank r keeps min(stages, microbatches) stashes until W is done. All but min(stages - r,
+        microbatches) of them have had their I.
 
     Example:
         >>> print(*zb_h1(2, 2)[1])
@@ -115,17 +114,17 @@ def _weights_later(stages: int, microbatches: int, rank: int) -> Iterator[Task]:
 
 
 def interleaved_1f1b(stages: int, microbatches: int, chunks_per_rank: int = 2) -> Ranks:
-    """Returns 1F1B over several chunks per rank, which microbatches pass in groups.
+    """Returns 1F1B over several chunks per rank, in which microbatches pass in groups.
 
     A rank takes a group of microbatches through its first chunk, then through its second, and so on. A group has as
-    many microbatches as there are stages, so that its first is through the other ranks when its last is done here. For
-    2 stages and 4 microbatches, a column as long as F:
+    many microbatches as there are stages. So its first microbatch has passed the other ranks when its last is done
+    here. For 2 stages and 4 microbatches, a column as long as F:
 
         rank 0  0F0 0F1 2F0 2F1 0F2 ... 2B0==== 0F3 2B1==== 2F2 0B0==== 2F3 0B1==== ...
         rank 1  ... 1F0 1F1 3F0 3B0==== 3F1 3B1==== 1F2 1B0==== 1F3 1B1==== 3F2 3B2==== ...
 
-    Where stages do not divide the microbatches, Megatron-LM refuses. Here groups are larger, as
-    even as can be: 4 stages take 11 microbatches as 6 and 5, and fewer than stages as one group.
+    Where the number of stages does not divide that of microbatches, Megatron-LM refuses. Here groups are larger then,
+    and as even as possible: 4 stages take 11 microbatches as 6 and 5. Fewer microbatches than stages are one group.
 
     Args:
         stages: how many ranks share the model.
@@ -133,9 +132,8 @@ def interleaved_1f1b(stages: int, microbatches: int, chunks_per_rank: int = 2) -
         chunks_per_rank: how many chunks each rank has, 2 or more.
 
     Returns:
-        The tasks of every rank, chunk c on rank c % stages. With g the size of the largest group,
-        rank r keeps min(2 (stages - 1 - r) + (chunks_per_rank - 1) g + 1,
-        microbatches chunks_per_rank) stashes of a chunk.
+        The tasks of every rank. Chunk c is on rank c % stages. With g the size of the largest group, rank r keeps min(2
+        (stages - 1 - r) + (chunks_per_rank - 1) g + 1, microbatches chunks_per_rank) stashes of a chunk.
 
     Example:
         >>> print(*interleaved_1f1b(2, 2)[0])
@@ -162,7 +160,7 @@ def interleaved_1f1b(stages: int, microbatches: int, chunks_per_rank: int = 2) -
 
 
 def _groups(stages: int, microbatches: int) -> list[range]:
-    """Returns the microbatches in groups of as many as there are stages, or a few more, all nearly equal."""
+    """Returns the microbatches in nearly equal groups, of as many as there are stages or a few more."""
     count = max(1, microbatches // stages)
     bounds = [microbatches * at // count for at in range(count + 1)]
     return [range(begin, end) for begin, end in pairwise(bounds)]

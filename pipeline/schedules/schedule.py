@@ -8,10 +8,10 @@ takes one here, a dot is idle time; `draw` makes such pictures):
     rank 1  .. F0 F1 F2 F3 .. .. B0 B1 B2 B3 ..   .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..
     rank 2  .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. ..   .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..
 
-Both take the same time; simple keeps the stash of every microbatch, interleaved on rank r at most
-that of stages - r. Others cut the model into more chunks than ranks or backward into two pieces,
-and wait less or keep less; docs/schedules.md draws and compares them all. To add a schedule, write
-one pure function (`orders.py`, `v_orders.py`) and enter it in `SCHEDULES`.
+Both take the same time; simple keeps the stash of every microbatch, interleaved on rank r at most that of stages - r.
+Others cut the model into more chunks than ranks, or backward into two pieces, and so wait less or keep less.
+docs/schedules.md draws and compares all of them. To add a schedule, write one pure function (as in `orders.py` and
+`v_orders.py`) and enter it in `SCHEDULES`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from smp_tf.pipeline.schedules.sweeps import forward_only, with_sweeps
 from smp_tf.pipeline.schedules.v_orders import v_half, v_min, zb_v
 from smp_tf.pipeline.task import Program
 
-# `add_transfers` and `peak_stash` are named here as well, for those who import them from where they build programs.
+# `add_transfers` and `peak_stash` are named here, too, for those who import them from where they build programs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Schedule:
 
     Attributes:
         name: what `build` calls it.
-        order: the tasks of every rank in order, from (stages, microbatches, chunks per rank).
-        placement: the rank of every chunk, from (stages, chunks per rank).
-        chunks_per_rank: how many chunks it wants on a rank; where more are possible, the fewest.
+        order: returns the tasks of every rank in order, from (stages, microbatches, chunks per rank).
+        placement: returns the rank of every chunk, from (stages, chunks per rank).
+        chunks_per_rank: how many chunks it needs on a rank; the fewest where more are possible.
         more_chunks: whether a rank may have more.
         splits_backward: whether backward is in two pieces, I and W, rather than one, B.
     """
@@ -105,7 +105,7 @@ IN_ORDER = ("interleaved", "zb_h1", "simple", "interleaved_1f1b", "zb_v", "v_hal
 LEAN = ("v_half", "v_min")
 """Those that keep less and take longer than `zb_v`: worth a try only where memory is limited."""
 
-#: They have an order for chunks on any ranks.
+#: The schedules that have an order for chunks on any ranks.
 _ANYWHERE: Mapping[str, Callable[[Sequence[int], int], Ranks]] = MappingProxyType(
     {"simple": simple_over, "interleaved": interleaved_over}
 )
@@ -121,20 +121,19 @@ def build(
     backward: bool = True,
     sweeps: int = 2,
 ) -> Program:
-    """Returns what every rank computes in one step, in order.
+    """Returns the program of a schedule: what every rank computes in one step, in order.
 
     Args:
         kind: a name in `SCHEDULES`.
         stages: how many ranks share the model, 1 or more.
         microbatches: how many microbatches a step runs, 1 or more.
-        chunks_per_rank: how many chunks of the model each rank has; None for as few as the
-            schedule takes.
+        chunks_per_rank: how many chunks of the model each rank has; None for the fewest that the schedule takes.
         backward: False for a forward-only program, as evaluation needs it.
-        sweeps: how often a microbatch crosses the stages; each sweep after the second (backward)
-            is appended to the program as T tasks.
+        sweeps: how often a microbatch crosses the stages. Each sweep after the second (backward) is appended to the
+            program as T tasks.
 
     Returns:
-        A program of compute tasks; `add_transfers` puts the sends and receives in.
+        A program of compute tasks. `add_transfers` puts the sends and receives in.
 
     Raises:
         ScheduleError: there is no such schedule, or it is not defined for these numbers.
@@ -169,12 +168,12 @@ def _named(kind: str) -> Schedule:
 
 
 def placement_of(schedule: str, stages: int, chunks_per_rank: int | None = None) -> tuple[int, ...]:
-    """Returns the rank of every chunk in a schedule that has a name, or that somebody has written.
+    """Returns the rank of every chunk in a named or written schedule.
 
     Args:
-        schedule: a name in `SCHEDULES`, or the text of a schedule (see `schedule_file`).
+        schedule: a name in `SCHEDULES`, or the text of a schedule as `schedule_file` reads it.
         stages: how many ranks share the model.
-        chunks_per_rank: how many chunks each rank has; None for as few as it takes. A written schedule says it itself.
+        chunks_per_rank: how many chunks each rank has; None for the fewest. A written schedule says it itself.
 
     Raises:
         ScheduleError: there is no such schedule, it is not defined for these numbers, or its text is wrong.
@@ -210,14 +209,14 @@ def runs_on(schedule: str, placement: Sequence[int]) -> bool:
 def program_of(
     schedule: str, placement: Sequence[int], microbatches: int, *, backward: bool = True, sweeps: int = 2
 ) -> Program:
-    """Returns the program of a schedule that has a name, or that somebody has written, for chunks on given ranks.
+    """Returns the program of a named or written schedule, for chunks on given ranks.
 
     Args:
-        schedule: a name in `SCHEDULES`, or the text of a schedule (see `schedule_file`).
-        placement: the rank of every chunk; "simple" and "interleaved" take any, others their own (`placement_of`).
+        schedule: a name in `SCHEDULES`, or the text of a schedule as `schedule_file` reads it.
+        placement: the rank of every chunk. "simple" and "interleaved" take any, others only that of `placement_of`.
         microbatches: how many microbatches a step runs, 1 or more.
         backward: False for a forward-only program, as evaluation needs it.
-        sweeps: how often a microbatch crosses the stages; those after the second are T tasks.
+        sweeps: how often a microbatch crosses the stages. Sweeps after the second are T tasks.
 
     Raises:
         ScheduleError: there is no such schedule, its text is wrong, or it has chunks on other ranks.
@@ -248,5 +247,5 @@ def program_of(
 
 
 def is_named(schedule: str) -> bool:
-    """Returns whether a schedule is meant by its name, also one that there is not; no name begins with a number."""
+    """Returns whether a text is a schedule's name, known or not, and no schedule. No name begins with a number."""
     return not schedule[:1].isdigit()

@@ -1,12 +1,11 @@
-"""Reads a schedule that somebody wrote: one rank per line, its tasks in order.
+"""Reads a written schedule: one rank per line, with its tasks in order.
 
     # 2 stages, 3 microbatches: 1F1B, backward of rank 1 in two pieces
     0F0 0F1 0B0 0F2 0B1 0B2
     1F0 1I0 1W0 1F1 1I1 1W1 1F2 1I2 1W2
 
-A task is written as chunk, kind, microbatch, all counted from 0: `1I2` is the first piece of
-backward (I, before W) of chunk 1 for microbatch 2. Any chunk may be on any rank. Nothing is taken
-on trust: a schedule that was loaded is one that can run.
+A task is written as chunk, kind, microbatch, all counted from 0: `1I2` is the first piece of backward (I, before W) of
+chunk 1 for microbatch 2. Any chunk may be on any rank. Every schedule is checked when it is loaded, so that it can run.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ _WRITTEN = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 
 def load_schedule(source: Path | str, stages: int | None = None, microbatches: int | None = None) -> Program:
-    """Returns the training program that a file or a text lists, which was checked.
+    """Returns the training program that a file or a text lists, checked.
 
     Args:
         source: the path of a file, as a `pathlib.Path`; or the text itself.
-        stages: how many ranks there are, and so lines with tasks; None for as many as it has.
-        microbatches: how many microbatches a step runs; None for as many as it has.
+        stages: how many ranks there are, and so lines with tasks; None for as many as the schedule has.
+        microbatches: how many microbatches a step runs; None for as many as the schedule has.
 
     Returns:
-        A program of F, B, I and W tasks. `add_transfers` puts the sends and receives in,
-        `sweeps.forward_only` and `sweeps.with_sweeps` derive what `build` does of others.
+        A program of F, B, I and W tasks. `add_transfers` puts the sends and receives in. `sweeps.forward_only` and
+        `sweeps.with_sweeps` derive the other programs that `build` makes of a named schedule.
 
     Raises:
-        ScheduleError: it cannot be read, is not for these numbers, or cannot run. The message
-            names the file, the line and the rule.
+        ScheduleError: the schedule cannot be read, is not for these numbers, or cannot run. The message names the file,
+            the line and the rule.
 
     Example:
         >>> load_schedule("0F0 0B0 # the first rank", stages=1, microbatches=1).text()
@@ -75,7 +74,7 @@ def load_schedule(source: Path | str, stages: int | None = None, microbatches: i
             f"{name}: A schedule runs as many microbatches as a step has, {microbatches}. Received: "
             f"one of {read.microbatches}"
         )
-    # Sizes are those that were asked for, so that a last microbatch or all backwards cannot lack unnoticed.
+    # The sizes that were asked for are used, so that a missing last microbatch or missing backwards are noticed.
     program = Program(read.ranks, microbatches, read.chunks, sweeps=2)
     try:
         check(program)
@@ -95,7 +94,7 @@ def _read(source: Path | str) -> tuple[str, str]:
 
 
 def _tasks(name: str, text: str) -> dict[int, list[Task]]:
-    """Returns the tasks of each line that has some, by its number."""
+    """Returns the tasks of each line that has some, by the line's number."""
     lines: dict[int, list[Task]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         for word in line.partition("#")[0].split():

@@ -1,8 +1,7 @@
 """Orders the microbatches of one sweep for every rank, whatever chunks it has.
 
-A rank takes, of the chunks that a microbatch has reached, the one that is farthest on its way. So
-microbatches get through, instead of many being begun. For 2 stages, 2 chunks per rank and 3
-microbatches, a column being one unit of time:
+Of the chunks that a microbatch has reached, a rank takes the one that is farthest on its way. So few microbatches are
+under way at once. For 2 stages, 2 chunks per rank and 3 microbatches, a column being one unit of time:
 
     looped                              in a V
     rank 0  0.0 0.1 2.0 2.1 0.2 ... 2.2     0.0 0.1 0.2 3.0 ... 3.1 ... 3.2
@@ -54,7 +53,7 @@ def visits(placement: Sequence[int], microbatches: int, *, down: bool = False) -
 
 
 def forward_only(program: Program) -> Program:
-    """Returns the program that runs the forwards of another one alone, as evaluation needs it.
+    """Returns the program that runs only the forwards of another one, as evaluation needs it.
 
     Args:
         program: any program.
@@ -73,14 +72,14 @@ def forward_only(program: Program) -> Program:
 
 
 def with_sweeps(program: Program, sweeps: int) -> Program:
-    """Returns the program with T tasks after it for every further sweep.
+    """Returns the program with T tasks appended for every further sweep.
 
     Args:
         program: a program of compute tasks, with backward.
-        sweeps: how many sweeps there are then.
+        sweeps: how many sweeps the result has.
 
     Returns:
-        The program; where no sweep is added, the same one.
+        The program. It is the same one where no sweep is added.
 
     Example:
         >>> from smp_tf.pipeline.task import parse_program

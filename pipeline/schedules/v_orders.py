@@ -11,14 +11,13 @@ up, I the same way back):
     rank 2  .. .. F2 .. .. F5 .. .. .. .. I5 .. .. I2 .. ..
     rank 3  .. .. .. F3 F4 .. .. .. .. .. .. I4 I3 .. .. ..
 
-How long a block is decides how much is kept: on every rank the time from the F to the I of one
-chunk and of the other together is the same, and each six slots of it are one more stash. So a
-short block keeps little and a long one waits less.
+The length of a block decides how much is kept. The time from the F to the I of one chunk and that of the other, added,
+are the same on every rank, and each six slots of this sum are one more stash. So a short block keeps little, and a long
+one waits less.
 
-From the block comes only the order of F and I on each rank. Then the step is played through with
-tasks that all take one slot: a rank does its next F or I when it can, and else a W that is left;
-an F that the limit of stashes forbids waits for a W. That squeezes out what is empty at both ends,
-where blocks of neighbours are missing.
+The block gives only the order of F and I on each rank. Then the step is simulated with tasks that all take one slot. A
+rank runs its next F or I when it can, and else a W that is left. An F that the limit of stashes forbids waits for a W.
+This removes the empty slots at both ends, where blocks of neighbours are missing.
 
 Source: Pipeline Parallelism with Controllable Memory, Qi et al. 2024 (arXiv 2405.15362), sections
 3 and 4 (building blocks, V-min, V-half, V-ZB); Zero Bubble Pipeline Parallelism, Qi et al. 2023
@@ -38,7 +37,7 @@ _PERIOD = 6
 
 
 def zb_v(stages: int, microbatches: int, chunks_per_rank: int = 2) -> Ranks:
-    """Returns the order that hardly waits, and keeps on every rank what 1F1B keeps on the first.
+    """Returns the order that hardly waits, and that keeps on every rank what 1F1B keeps on the first.
 
     Args:
         stages: how many ranks share the model.
@@ -101,16 +100,15 @@ def v_min(stages: int, microbatches: int, chunks_per_rank: int = 2) -> Ranks:
 
 
 def _block(stages: int, steps: Sequence[int], turns: Sequence[int]) -> Mapping[tuple[Kind, int], int]:
-    """Returns the slots in which a microbatch passes.
+    """Returns the slots in which a microbatch passes the ranks.
 
     Args:
         stages: how many ranks there are.
-        steps: slots from a rank to the next on each of four legs: F down the V and up again, I
-            down and up.
-        turns: slots to wait besides, between two legs.
+        steps: slots from a rank to the next on each of the four legs: F down the V and up again, I down and up.
+        turns: slots to wait between two legs, in addition.
 
     Returns:
-        A slot for every (kind, chunk). One that is taken already, modulo six, is left for the next.
+        A slot for every (kind, chunk). Where a slot is taken already, modulo six, the next free one is used.
     """
     placement = in_a_v(stages)
     chunks = range(2 * stages)
@@ -157,7 +155,7 @@ def _filled(stages: int, microbatches: int, orders: Ranks, limit: int) -> Ranks:
     ranks: Ranks = [[] for _ in orders]
     done: set[tuple[Kind, int, int | None]] = set()
     while any(left) or any(weights):
-        # What all ranks do in one slot; others can use it from the next slot on.
+        # What all ranks do in one slot. Others can use the results from the next slot on.
         begun = []
         for rank in range(stages):
             task = left[rank][0] if left[rank] else None

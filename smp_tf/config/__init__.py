@@ -1,1 +1,1 @@
-"""The configuration: keys, values, files."""
+"""The configuration: its keys, their values, and files of them."""

@@ -1,4 +1,4 @@
-"""A configuration: read, checked, and decided for a number of processes."""
+"""Reads a configuration, checks it, and completes it for a number of processes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 class Config(Keys):
     """A checked configuration: a value for every key.
 
-    `partitions` and `horovod` are None until `for_world` decides them.
+    `partitions` and `horovod` are None until `for_world` sets them.
 
     Args:
-        notes: what to tell the user of keys that are not used as they were given.
+        notes: sentences for the user about keys that are not used as they were given.
     """
 
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
@@ -36,7 +36,7 @@ class Config(Keys):
         return {name: getattr(self, name) for name in KEYS}
 
     def for_world(self, world_size: int, *, launched: bool = True) -> Config:
-        """Decides what depends on the number of processes.
+        """Sets what depends on the number of processes.
 
         Args:
             world_size: The number of processes.
@@ -56,10 +56,10 @@ class Config(Keys):
         return _with_replicas(decided, world_size)
 
     def refuse_beside_one_bit(self) -> None:
-        """Refuses what 1-bit optimizers do not go with: they need all momenta of a stage where the gradients are.
+        """Refuses keys that 1-bit optimizers exclude, since they need all momenta of a stage where the gradients are.
 
         Raises:
-            ConfigError: it is set.
+            ConfigError: such a key is set.
         """
         for name in ("shard_optimizer_state", "gradient_offload", "optimizer_offload"):
             if getattr(self, name):
@@ -73,8 +73,8 @@ def load_config(config: Mapping[str, Any] | str | os.PathLike[str] | None = None
     """Reads and checks a configuration.
 
     Args:
-        config: A mapping, the path of a JSON or YAML file, or None for the JSON in the environment
-            variable SM_HP_MP_PARAMETERS, or the defaults when that is not set.
+        config: A mapping; the path of a JSON or YAML file; or None for the JSON in the environment variable
+            SM_HP_MP_PARAMETERS, and for the defaults when that is not set.
 
     Returns:
         The checked configuration.
@@ -103,7 +103,7 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
 
     Args:
         values: The keys as given.
-        source: Where they were found, in words, for error messages.
+        source: Words for where they were found, for error messages.
 
     Returns:
         The checked configuration.
@@ -179,7 +179,7 @@ def _with_partitions(config: Config, world_size: int, *, launched: bool) -> Conf
 
 
 def _with_schedule(config: Config) -> Config:
-    """Decides the schedule: one partition has none to choose, and others need one that is for them."""
+    """Decides the schedule. One partition has none to choose; several need one that is defined for their number."""
     if config.partitions == 1 and not is_named(config.pipeline):
         config = _noted(
             config,
@@ -199,7 +199,7 @@ def _with_schedule(config: Config) -> Config:
 
 
 def _with_compression(config: Config, world_size: int) -> Config:
-    """Leaves out 1-bit compression where nothing is sent, and refuses it where it cannot be had."""
+    """Turns 1-bit compression off where nothing is sent, and refuses it where it is impossible."""
     if config.gradient_compression != ONE_BIT:
         return config
     if world_size == config.partitions:
@@ -213,12 +213,12 @@ def _with_compression(config: Config, world_size: int) -> Config:
 
 
 def _with_offload(config: Config, world_size: int, given: Config) -> Config:
-    """Decides what is on the host, and whether replicas share slots.
+    """Decides what is kept on the host, and whether replicas share slots.
 
     Args:
-        config: decided so far.
+        config: the configuration decided so far.
         world_size: the number of processes.
-        given: what the user wrote.
+        given: the keys and values that the user wrote.
     """
     has_replicas = world_size != config.partitions
     if config.optimizer_offload and not config.gradient_offload:
@@ -254,7 +254,7 @@ def _with_replicas(config: Config, world_size: int) -> Config:
 
 
 def _require_schedule(config: Config) -> None:
-    """Refuses a schedule that is not for so many chunks per rank, ranks and microbatches."""
+    """Refuses a schedule that is not defined for the numbers of chunks per rank, ranks and microbatches."""
     pipeline, chunks_per_rank = config.pipeline, config.chunks_per_rank
     partitions, microbatches = config.partitions or 1, config.microbatches
     if pipeline in SCHEDULES:
@@ -279,7 +279,7 @@ def _require_schedule(config: Config) -> None:
 
 
 def _refuse_two_placements(checked: Mapping[str, Any], source: str) -> None:
-    """Refuses a plan that is loaded from a file and comes from somewhere else as well."""
+    """Refuses a plan that comes from a file and from elsewhere as well."""
     if not checked.get("load_partition"):
         return
     if checked.get("partition_file") is None:

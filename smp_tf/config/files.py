@@ -1,4 +1,4 @@
-"""Files of keys and values that a user writes, as YAML or JSON, and what is said of one that is wrong."""
+"""Reads files of keys and values that a user writes, as YAML or JSON, and words the errors of wrong ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from smp_tf.config.text_file import UnreadableError, read_text
 from smp_tf.config.values import kind_of
 from smp_tf.errors import ConfigError
 
-#: No file of keys is larger.
+#: The most bytes of a file of keys.
 _MOST_BYTES = 2**20
-#: Python itself refuses to read such numbers.
+#: The most digits of a number. Python itself refuses longer ones.
 _TOO_LARGE = "holds a whole number of thousands of digits, which no value is"
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """Returns a question whether one of the known names was meant, with a blank before it; "" where none is alike."""
+    """Returns a question whether one of the known names was meant, with a blank before it; "" where none is similar."""
     near = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -34,7 +34,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
         path: a file whose name ends in .json, .yaml or .yml.
 
     Raises:
-        ConfigError: it cannot be read, holds something else, or a key twice.
+        ConfigError: the file cannot be read, holds something else, or holds a key twice.
     """
     source = f"the file {path}"
     try:
@@ -55,10 +55,10 @@ def parse_json(text: str, source: str) -> Mapping[str, Any]:
 
     Args:
         text: JSON.
-        source: where it was found, in words, for error messages.
+        source: words for where it was found, for error messages.
 
     Raises:
-        ConfigError: it is not JSON, holds something else, or a key twice.
+        ConfigError: the text is not JSON, holds something else, or holds a key twice.
     """
 
     def refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not YAML: {' '.join(str(error).split())}.") from None
     except ValueError as error:
-        # Such as a date that there is not.
+        # For example, a date that does not exist.
         what = _TOO_LARGE if "integer string conversion" in str(error) else f"is not YAML: {error}"
         raise ConfigError(f"{source} {what}.") from None
     except RecursionError:
@@ -111,9 +111,9 @@ def _refuse_twins_in(node: yaml.Node | None, source: str, seen: set[int]) -> Non
     """Refuses a key that is given twice, at any depth.
 
     Args:
-        node: of YAML.
-        source: where it was found, in words.
-        seen: nodes that were looked at, by `id`: an alias is the node that it stands for.
+        node: a node of YAML.
+        source: words for where it was found.
+        seen: nodes that were looked at, by `id`. An alias is the node that it stands for.
     """
     if node is None or id(node) in seen:
         return

@@ -1,6 +1,6 @@
-"""The keys of the configuration: of each its type, its default, what it may be and what it sets.
+"""The keys of the configuration, each with its type, its default, its legal values and its meaning.
 
-This is the only place where a key stands: `KEYS`, the fields of a configuration and the table in the docs come from it.
+A key stands only here. `KEYS`, the fields of a configuration and the table in the docs are made from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from smp_tf.config.values import boolean, boolean_or, byte_count, integer, one_of, optional, path, schedule, seconds
 from smp_tf.pipeline.schedules.schedule import IN_ORDER
 
-#: The kind of compression in which an optimizer sends what it makes of gradients.
+#: The kind of compression in which an optimizer sends what it computes from gradients.
 ONE_BIT = "1bit"
 
 STRATEGIES = ("cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD")
@@ -25,8 +25,8 @@ class Key:
     Args:
         default: its value when it is not given.
         check: returns the value in its own type or refuses it.
-        allowed: the legal values, in words.
-        meaning: what it sets, in words.
+        allowed: words for the legal values.
+        meaning: words for what it sets.
     """
 
     default: Any
@@ -36,7 +36,7 @@ class Key:
 
 
 def _key(default: Any, check: Callable[[Any], Any], allowed: str, meaning: str) -> Any:
-    """Returns a field of `Keys`; its arguments are those of a Key."""
+    """Returns a field of `Keys`. The arguments are those of `Key`."""
     return dataclasses.field(default=default, metadata={"key": Key(default, check, allowed, meaning)})
 
 

@@ -1,4 +1,4 @@
-"""Text files that a user names: read up to a size, and never waited for."""
+"""Reads text files that a user names, up to a size, and without ever waiting for one."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 
 class UnreadableError(Exception):
-    """A file is no text that can be read; the message says why, as the end of a sentence that begins with the file."""
+    """A file is no text that can be read. The message is the end of a sentence that begins with the file."""
 
 
 def read_text(path: str | os.PathLike[str], most_bytes: int) -> str:
-    """Returns what stands in a file.
+    """Returns the text of a file.
 
     Args:
-        path: of the file.
-        most_bytes: no such file is larger.
+        path: path of the file.
+        most_bytes: the most bytes that such a file may have.
 
     Returns:
         Its text.
 
     Raises:
-        FileNotFoundError: there is none.
-        UnreadableError: it is no file, too large, not UTF-8, or the system does not let it be read.
+        FileNotFoundError: there is no such file.
+        UnreadableError: it is no file, it is too large or not UTF-8, or the system does not let it be read.
     """
     try:
         mode = os.stat(path).st_mode

@@ -1,4 +1,4 @@
-"""Checks of the values of configuration keys: one for each kind of value, which gives it back in its own type."""
+"""Checks of the values of configuration keys. There is one for each kind of value. It returns the value in its type."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RefusedError(Exception):
 
 
 def kind_of(value: Any) -> str:
-    """Returns a value's type in words.
+    """Returns words for the type of a value.
 
     Example:
         >>> kind_of(7), kind_of("seven"), kind_of(None)
@@ -37,7 +37,7 @@ def kind_of(value: Any) -> str:
 
 
 def integer(least: int, most: int | None = None) -> Callable[[Any], int]:
-    """Returns the check of a whole number, also one of NumPy, that lies within bounds."""
+    """Returns the check of a whole number, NumPy's too, that lies within bounds."""
 
     def check(value: Any) -> int:
         if isinstance(value, bool):
@@ -59,7 +59,7 @@ def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def boolean(value: Any) -> bool:
-    """Takes True or False, and nothing that only counts as such."""
+    """Takes True or False, and nothing that only counts as one of them."""
     if not isinstance(value, bool):
         raise RefusedError
     return value
@@ -82,13 +82,13 @@ def one_of(*choices: str) -> Callable[[Any], str]:
 
 
 def schedule(*names: str) -> Callable[[Any], str]:
-    """Returns the check of a schedule: its name, or the path of a .txt file, which becomes the tasks that it lists."""
+    """Returns the check of a schedule: its name, or the path of a .txt file, which is replaced by the file's tasks."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or not value.endswith(".txt"):
             return one_of(*names)(value)
         try:
-            # Whether it has as many ranks and microbatches as the job is seen when these are known.
+            # Its ranks and microbatches are compared with the job's when these are known.
             program = load_schedule(Path(value))
         except ScheduleError as error:
             raise ConfigError(f"The schedule of pipeline cannot be run. {error}") from None
@@ -98,7 +98,7 @@ def schedule(*names: str) -> Callable[[Any], str]:
 
 
 def seconds(value: Any) -> float:
-    """Takes a time above zero that ends."""
+    """Takes a number of seconds that is above zero and finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RefusedError
     if not (math.isfinite(value) and value > 0):

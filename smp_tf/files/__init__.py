@@ -1,1 +1,1 @@
-"""Files that are there whole or not at all, and paths that stay within their folder."""
+"""Files that exist whole or not at all, and paths that stay within their folder."""

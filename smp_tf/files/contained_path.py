@@ -1,4 +1,4 @@
-"""Paths that a file or another process names: they must stay within their folder, and lead through no link.
+"""Checks paths that a file or another process names. They must stay within their folder and lead through no link.
 
 "mp_rank_0/ckpt-3"  is one; "../thesis", "/etc/passwd", "a/../../b", "./a" and "link/a" are not.
 """
@@ -11,18 +11,18 @@ from typing import Any
 
 
 class PathError(ValueError):
-    """A path may leave its folder; the message says why, as the end of a sentence that begins with what it is."""
+    """A path may leave its folder. The message is the end of a sentence that begins with the path."""
 
 
 def relative(text: Any, folder: str | os.PathLike[str]) -> PurePosixPath:
     """Returns a path that stays within its folder, as far as its text tells.
 
     Args:
-        text: what was read or received, which may be anything; the parts of a path are separated by "/".
-        folder: that it must stay in, for the message.
+        text: what was read or received. It may be anything; the parts of a path are separated by "/".
+        folder: the folder that it must stay in, for the message.
 
     Raises:
-        PathError: it is no text, is absolute, has "." or "..", or cannot be the name of a file.
+        PathError: it is no text, is absolute, has the part "." or "..", or cannot be the name of a file.
     """
     path = PurePosixPath(text) if isinstance(text, str) and text and "\0" not in text else PurePosixPath("..")
     if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != text or not _is_encodable(text):
@@ -31,14 +31,14 @@ def relative(text: Any, folder: str | os.PathLike[str]) -> PurePosixPath:
 
 
 def within(folder: str | os.PathLike[str], text: Any) -> str:
-    """Returns where a path lies in its folder. Look at the moment when it is used: links may be made later.
+    """Returns where a path lies in its folder. Call it right before the use, since links may be made later.
 
     Args:
-        folder: that it must stay in; it may be a link itself, since this process chose it.
+        folder: the folder that it must stay in. It may be a link itself, since this process chose it.
         text: what was read or received, which may be anything.
 
     Raises:
-        PathError: it may leave the folder: by its text, or through a symbolic link.
+        PathError: it may leave the folder, by its text or through a symbolic link.
     """
     at = os.fspath(folder)
     for part in relative(text, folder).parts:

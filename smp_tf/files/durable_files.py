@@ -1,9 +1,9 @@
-"""Writes files and folders that are there whole or not at all, also after the machine has lost its power.
+"""Writes files and folders that exist whole or not at all, even after the machine has lost its power.
 
     a name that nobody can guess ──▶ written ──▶ fsync ──▶ renamed into its place ──▶ fsync of the folder
 
-A process that is killed leaves what was there before, or what is new, and perhaps something that begins with
-".writing-" (it was not complete) or ".replaced-" (what was there before, whole). Nobody but its writer deletes it.
+A process that is killed leaves the old file or the new one. It may also leave a name that begins with ".writing-",
+which is not complete, or with ".replaced-", which is the old one, whole. Only the writer deletes such a name.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from smp_tf.announce import tell
 
 _WRITING, _REPLACED = ".writing-", ".replaced-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: What file systems say that cannot sync a folder, or cannot exchange two names.
+#: The errors of file systems that cannot sync a folder, or cannot exchange two names.
 _CANNOT = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def is_temporary(name: str) -> bool:
-    """Returns whether a file or folder of this name is one that is being written, or was left when its writer died."""
+    """Returns whether a name is that of a file or folder that is being written, or whose writer died."""
     return name.startswith((_WRITING, _REPLACED))
 
 
 def temporary_name(path: str | os.PathLike[str]) -> str:
-    """Returns a path next to another one, which nobody can guess, and which ends as the other does."""
+    """Returns a path next to another one. Nobody can guess it, and it ends as the other does."""
     folder, name = os.path.split(os.fspath(path))
     return os.path.join(folder, f"{_WRITING}{secrets.token_hex(8)}-{name}")
 
 
 def original_name(name: str) -> str:
-    """Returns for which name a temporary one was made by `temporary_name`; "" where it was not."""
+    """Returns the name for which `temporary_name` made a temporary one; "" where it did not."""
     kind, _, rest = name.removeprefix(".").partition("-")
     return rest.partition("-")[2] if f".{kind}-" == _WRITING else ""
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file, in one piece and for good: whoever reads it finds the earlier one or the new one, whole.
+    """Writes a file in one piece and for good. Whoever reads it finds the earlier file or the new one, whole.
 
-    A link of this name is replaced, and what it points to stays as it is.
+    A link of this name is replaced. What it points to stays as it is.
 
     Args:
-        path: of the file; its folder is made if it is not there.
-        content: what is to stand in it; text is written as UTF-8.
+        path: path of the file. Its folder is made if it does not exist.
+        content: its content. Text is written as UTF-8.
 
     Raises:
-        OSError: it cannot be written, synced or renamed. The earlier one is as it was.
+        OSError: it cannot be written, synced or renamed. The earlier file is unchanged.
     """
     path = os.path.abspath(path)
     folder = os.path.dirname(path)
@@ -72,10 +72,10 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Makes a folder and those above it, where they are not there, and waits until the disk has them.
+    """Makes a folder and those above it, where they do not exist, and waits until the disk has them.
 
     Raises:
-        OSError: one cannot be made, or there is a file of this name.
+        OSError: a folder cannot be made, or there is a file of this name.
     """
     missing = []
     above = os.path.abspath(path)
@@ -99,7 +99,7 @@ def sync(path: str | os.PathLike[str]) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems of networks keep no folders that could be synced.
+        # Some network file systems have no folders that can be synced.
         if error.errno not in _CANNOT or not os.path.isdir(path):
             raise
     finally:
@@ -107,7 +107,7 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(path: str | os.PathLike[str]) -> None:
-    """Makes a file last, as `sync` does, or a folder and all that is in it."""
+    """Waits until the disk has a file, or a folder and all that is in it."""
     if os.path.isdir(path):
         for folder, _, files in os.walk(path, topdown=False):
             for name in files:
@@ -121,16 +121,16 @@ def sync_tree(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def building(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Gives a path to write a file or folder to, in a new folder that goes when the context ends, with all in it.
+    """Gives a path for a new file or folder, in a temporary folder that is deleted when the context ends.
 
     Args:
-        path: of what is to come of it, next to which the new folder is; the two have the same name.
+        path: where the result is to be. The temporary folder is next to it, and the given path has the same name.
 
     Yields:
-        The path. `put_in_place` brings what was written there to where it is to be.
+        The path. `put_in_place` moves what was written there to its place.
 
     Raises:
-        OSError: the new folder cannot be made.
+        OSError: the temporary folder cannot be made.
     """
     folder, name = os.path.split(os.path.abspath(path))
     make_folder(folder)
@@ -145,15 +145,15 @@ def building(path: str | os.PathLike[str]) -> Iterator[str]:
 def put_in_place(
     built: str, path: str | os.PathLike[str], before_removal: Callable[[str, str], None] | None = None
 ) -> None:
-    """Puts a file or folder in its place, for good, where it replaces what is there; a file replaces no folder.
+    """Puts a file or folder in its place, for good. It replaces what is there, but a file replaces no folder.
 
-    Until it has its place for good, what was there before is whole; where this fails, it is there as it was.
+    Until then, what was there before is whole. If this fails, what was there before is unchanged.
 
     Args:
         built: what was written, completely, in a folder that `building` made.
         path: its place.
-        before_removal: called when a folder has been replaced, with where that is now, and with the place. Whatever it
-            leaves there is deleted.
+        before_removal: called when a folder has been replaced, with the replaced folder's new path and with `path`.
+            What it leaves in the replaced folder is deleted.
 
     Raises:
         OSError: it cannot be synced or renamed.
@@ -175,7 +175,7 @@ def _replace_folder(built: str, path: str, before_removal: Callable[[str, str], 
         except BaseException:
             _exchange(built, path)
             raise
-        # What was there before lies where the new one was built, and goes with that.
+        # What was there before now lies where the new one was built, and is deleted with that folder.
         before_removal(built, path)
         return
     old = os.path.join(folder, f"{_REPLACED}{secrets.token_hex(8)}-{name}")
@@ -201,7 +201,7 @@ def _bring_back(old: str, path: str, built: str, error: BaseException) -> None:
 
 
 def _exchange(first: str, second: str) -> bool:
-    """Exchanges two names at once; returns False where the system cannot."""
+    """Exchanges two names at once. Returns False where the system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
@@ -215,7 +215,7 @@ def _exchange(first: str, second: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Deletes a file or folder that this process has made, or has replaced; that it cannot be deleted is only told."""
+    """Deletes a file or folder that this process has made or replaced. If it cannot, it only prints a message."""
     try:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Tells of the file systems that are mounted whether one begins at a path, and numbers its files for good."""
+"""Tells whether a file system is mounted at a path, and whether its files keep their numbers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ _TABLE = "/proc/self/mountinfo"
 
 
 def is_mount(path: str) -> bool:
-    """Returns whether something is mounted there, also a folder of the same file system.
+    """Returns whether something is mounted at a path, be it a folder of the same file system.
 
     Args:
-        path: of a file or folder.
+        path: path of a file or folder.
     """
     place = os.path.realpath(path)
     return os.path.ismount(place) or any(point == os.fsencode(place) for _, point, _ in _mounted())
 
 
 def has_lasting_numbers(device: int) -> bool:
-    """Returns whether a file keeps its number (`st_ino`) for as long as it is there.
+    """Returns whether a file keeps its number (`st_ino`) as long as it exists.
 
-    A file system that a program provides (FUSE) often gives a file another number when it has forgotten it.
+    A file system that a program provides (FUSE) often gives a file another number after a while.
 
     Args:
         device: `st_dev` of the file.
@@ -31,11 +31,11 @@ def has_lasting_numbers(device: int) -> bool:
 
 
 def _mounted() -> list[tuple[bytes, bytes, bytes]]:
-    """Returns the device, place and type of what is mounted; nothing where the system does not say."""
+    """Returns device, place and type of everything mounted; nothing where the system does not say."""
     try:
         with open(_TABLE, "rb") as file:
             lines = [line.split() for line in file]
-        # A number of fields that varies ends with a dash.
+        # A dash ends fields whose number varies.
         return [(words[2], _unescaped(words[4]), words[words.index(b"-", 6) + 1]) for words in lines]
     except (OSError, ValueError, IndexError):
         return []

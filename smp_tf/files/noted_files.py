@@ -1,7 +1,7 @@
-"""Checks whether files that are named now and read later are the same by then.
+"""Checks whether files that are named now and read later have stayed the same.
 
 `load_weights` before the first step only notes which value belongs to which variable, and its owner reads it at the
-first step. Another file of the same name would give other weights without a word.
+first step. If the file were replaced meanwhile, it would silently give other weights.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from smp_tf.errors import CheckpointError
 from smp_tf.files import mounts
 
 _T = TypeVar("_T")
-#: Which file it is, where the file system's numbers say that, its size, and when it was written to last; None where
-#: there is none.
+#: A file's identity, where the file system's numbers tell it, its size, and when it was last written; None where there
+#: is no file.
 _Stamp = tuple[int, int, int] | None
 
 
 class NotedFiles:
-    """Files as they are now.
+    """Files, with their state now.
 
     Args:
-        paths: of the files.
+        paths: paths of the files.
     """
 
     def __init__(self, *paths: str) -> None:
         self._stamps = {os.path.abspath(path): _stamp(path) for path in paths}
 
     def read(self, read: Callable[[], _T]) -> _T:
-        """Returns what a function reads from the files, which have not changed meanwhile.
+        """Returns what a function reads from the files, and checks that they have not changed.
 
         Args:
             read: reads from the files, and from no other.
 
         Raises:
-            CheckpointError: one of them was replaced, changed or deleted meanwhile.
+            CheckpointError: a file was replaced, changed or deleted meanwhile.
         """
         self._require_same()
         value = read()

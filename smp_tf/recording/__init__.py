@@ -1,1 +1,1 @@
-"""What ran when, in a file."""
+"""Recordings of what ran when, and their files."""

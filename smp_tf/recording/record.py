@@ -1,10 +1,10 @@
-"""`smp.timeline`: records what this rank does in some steps, and when, and writes files of it.
+"""`smp.timeline`: records what this rank does in some steps, and when, and writes a file.
 
    the program ─ know ─▶ what was planned ─┐
                                              ├─▶ RankRecord, on rank 0's clock ─▶ path/rank_3.json
     C++ recorder ─ stop ─▶ points in time ───┘
 
-Nothing in Python runs while steps are recorded, and no graph is another for it.
+While steps are recorded, no Python code runs, and no graph differs.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from smp_tf.ops.transport import Transport
 
-#: Questions by which a clock is compared with that of rank 0; the answer that came soonest counts.
+#: How many questions compare a clock with that of rank 0. The answer that came soonest counts.
 _QUESTIONS = 16
 
 
 class RecordedProgram(Protocol):
-    """What a recording asks of a step that was built."""
+    """What a recording needs to know of a built step."""
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class RecordedProgram(Protocol):
 
     @property
     def plan(self) -> Plan:
-        """Returns the plan that it follows."""
+        """Returns the plan that the step follows."""
 
     @property
     def microbatches(self) -> int:
@@ -53,17 +53,17 @@ class RecordedProgram(Protocol):
 
     @property
     def stage_program(self) -> StageProgram:
-        """Returns what this rank runs of it."""
+        """Returns this rank's part of the step."""
 
 
 _programs: JobState[dict[int, RecordedProgram]] = JobState(dict)
 
 
 def know(program: RecordedProgram) -> None:
-    """Counts the steps of a program in recordings, from now on until `smp.shutdown`.
+    """Includes the steps of a program in recordings, from now on until `smp.shutdown`.
 
     Args:
-        program: one whose graph is written.
+        program: a program whose graph is built.
     """
     programs = _programs()
     if not programs:
@@ -85,8 +85,8 @@ def timeline(path: str | os.PathLike[str], steps: Sequence[int] | None = None) -
     a page of the files of all ranks. A step that is not split (one process, one microbatch) is not recorded.
 
     Args:
-        path: folder for the files, made if it is not there.
-        steps: the first and the last step to record, counted from 0 where the context begins; None: all. Every call
+        path: folder for the files. It is made if it does not exist.
+        steps: the first and the last step to record, counted from 0 where the context begins; None for all. Every call
             of a function made by `smp.step` is a step.
 
     Yields:
@@ -111,10 +111,10 @@ def timeline(path: str | os.PathLike[str], steps: Sequence[int] | None = None) -
 
 
 def start(steps: Sequence[int] | None = None) -> None:
-    """Begins to record; `stop` ends it.
+    """Begins to record. `stop` ends it.
 
     Args:
-        steps: the first and the last step to record, counted from 0; None: all.
+        steps: the first and the last step to record, counted from 0; None for all.
 
     Raises:
         TimelineError: `steps` is no such pair, or a timeline is being recorded already.
@@ -134,10 +134,10 @@ def check_steps(steps: Any) -> tuple[int, int]:
     """Returns the first and the last step of a recording.
 
     Args:
-        steps: what was given for them.
+        steps: the argument of the recording.
 
     Raises:
-        TimelineError: it is not a pair of numbers from 0, the first not above the last.
+        TimelineError: it is not a pair of numbers from 0, of which the first is not above the last.
     """
     is_pair = isinstance(steps, Sequence) and len(steps) == 2 and all(type(step) is int for step in steps)
     if not is_pair or not 0 <= steps[0] <= steps[1]:
@@ -152,7 +152,7 @@ def stop(path: str | os.PathLike[str]) -> Path:
     """Ends the recording and writes this rank's file.
 
     Args:
-        path: folder for it.
+        path: folder for the file.
 
     Returns:
         The file.
@@ -184,13 +184,13 @@ def stop(path: str | os.PathLike[str]) -> Path:
 
 
 def ahead_of_this(transport: Transport | None) -> int:
-    """Returns the nanoseconds by which the clock of rank 0 is ahead of the one here.
+    """Returns the nanoseconds by which rank 0's clock is ahead of this rank's.
 
-    Rank 0 is asked for its time, whatever it does meanwhile; half of what its answer takes is as far as this can be
-    wrong. Within that no difference can be told from none, as between processes of one host, which have one clock.
+    Rank 0 is asked for its time, whatever it does meanwhile. The result can be wrong by half of the time that the
+    answer takes. A difference below that counts as none, as between processes of one host, which have one clock.
 
     Args:
-        transport: of this rank.
+        transport: transport of this rank.
     """
     if transport is None or transport.rank == 0:
         return 0

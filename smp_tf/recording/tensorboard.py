@@ -1,4 +1,4 @@
-"""A timeline for TensorBoard's profile plugin: its trace viewer shows every rank as a host.
+"""Writes a timeline for TensorBoard's profile plugin. Its trace viewer shows every rank as a host.
 
 path/plugins/profile/timeline/rank_0.xplane.pb      found by `tensorboard --logdir path`
 """
@@ -13,10 +13,10 @@ from smp_tf import tf_internals
 from smp_tf.files.durable_files import write_file
 from smp_tf.pipeline.measure.recorded import RankRecord, rows_of, waits_of
 
-#: The plane that the trace viewer takes the threads of a host from.
+#: Name of the plane from which the trace viewer takes the threads of a host.
 _PLANE = "/host:CPU"
 
-#: Name, begin and end of something, and what more there is to say of it.
+#: Name, begin and end of something, and further notes on it.
 _Entry = tuple[str, int, int, Mapping[str, int]]
 
 
@@ -25,14 +25,14 @@ def write(path: Path, record: RankRecord) -> Path:
 
     Args:
         path: TensorBoard's log directory.
-        record: on the clock of rank 0.
+        record: what the rank recorded, on the clock of rank 0.
 
     Returns:
         The file.
     """
     file = path / "plugins" / "profile" / "timeline" / f"rank_{record.rank}.xplane.pb"
     write_file(file, space_of(record).SerializeToString())
-    # What the plugin has made of an earlier one.
+    # Files that the plugin has made of an earlier timeline.
     for stale in file.parent.glob(f"rank_{record.rank}.*"):
         if stale.name != file.name:
             stale.unlink(missing_ok=True)
@@ -43,11 +43,11 @@ def space_of(record: RankRecord) -> Any:
     """Returns a rank's record as the profile plugin's message.
 
     Args:
-        record: of the rank.
+        record: what the rank recorded.
 
     Returns:
-        One plane, with a line for its steps, its tasks, its updates, its waits for messages, and the messages of every
-        edge and direction; of those that are under way at the same time, each has a line of its own.
+        One plane. It has a line for the rank's steps, its tasks, its updates, its waits for messages, and the messages
+        of every edge and direction. Messages that are under way at the same time have lines of their own.
     """
     space = tf_internals.XSpace()
     space.hostnames.append(f"rank_{record.rank}")
@@ -68,7 +68,7 @@ def space_of(record: RankRecord) -> Any:
 
 
 def _numbered(name: str, ids: dict[str, int], metadata: Mapping[int, object]) -> int:
-    """Returns the number that stands for a name; both kinds of names have numbers of their own, of one count."""
+    """Returns the number that stands for a name. The two kinds of names share one count."""
     number = ids.setdefault(name, len(ids) + 1)
     entry = metadata[number]
     entry.id, entry.name = number, name  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Timelines as files: Chrome's trace format, which chrome://tracing and Perfetto show, and what is read back from it.
+"""Writes and reads timelines as files in Chrome's trace format, which chrome://tracing and Perfetto show.
 
-A file holds what one rank recorded, or several; the key "smp_tf" next to the events says what was planned.
+A file holds what one rank, or several, recorded. The key "smp_tf" next to the events says what was planned.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from smp_tf.pipeline.task import Edge, Kind, parse, parse_program
 
 VERSION = 1
 
-#: Rows of a rank: its steps and tasks, then its updates of weights, as many as go on at once. Messages, which overlap,
-#: and the arrows that join them have rows of their own.
+#: Rows of a rank: its steps and tasks, then its updates of weights, in as many rows as go on at once. Messages overlap,
+#: so they and the arrows that join them have rows of their own.
 _TASKS, _UPDATES = 0, 1
 _NAMES = ("tasks", "reduce, apply")
-#: What stands between two tasks, the second of which needs a message that comes after the first: for viewers alone.
+#: The name for the time between two tasks in which the second waits for a message. Only viewers read it.
 _WAIT = "WAIT"
 
 
@@ -39,7 +39,7 @@ def trace(records: Sequence[RankRecord]) -> dict[str, Any]:
     """Writes records as an object in Chrome's trace format.
 
     Args:
-        records: of the ranks, on one clock.
+        records: records of the ranks, on one clock.
     """
     events = [event for record in records for event in _events(record)]
     return {"traceEvents": events, "displayTimeUnit": "ms", "smp_tf": {"version": VERSION, "ranks": _heads(records)}}
@@ -49,8 +49,8 @@ def write(path: Path, records: Sequence[RankRecord]) -> None:
     """Writes records to a file.
 
     Args:
-        path: of the file, replaced in one piece if it is there.
-        records: of the ranks, on one clock.
+        path: path of the file. An existing file is replaced in one piece.
+        records: records of the ranks, on one clock.
     """
     write_file(path, json.dumps(trace(records), separators=(",", ":")))
 
@@ -59,13 +59,13 @@ def read(paths: Iterable[Path]) -> list[RankRecord]:
     """Reads records.
 
     Args:
-        paths: files, or folders with one file of each rank, as a recording writes them.
+        paths: files, or folders with a file of each rank, as a recording writes them.
 
     Returns:
-        One record a rank, in the order of ranks.
+        One record for each rank, in the order of ranks.
 
     Raises:
-        TimelineError: a file is no timeline, or two are of one rank, or of different runs.
+        TimelineError: a file is no timeline, or two are of one rank or of different runs.
     """
     found: dict[int, tuple[Path, RankRecord]] = {}
     for path in _files(paths):
@@ -176,7 +176,7 @@ def _events(record: RankRecord) -> Iterator[dict[str, Any]]:
 def _message_events(
     record: RankRecord, step: RecordedStep, message: Message, program: ProgramRecord
 ) -> Iterator[dict[str, Any]]:
-    """Yields a message as an asynchronous event, since those of a rank overlap."""
+    """Yields a message as an asynchronous event, since messages of a rank overlap."""
     task = message.task
     assert task.edge is not None
     name = {
@@ -194,9 +194,10 @@ def _message_events(
 def _arrow_end(
     record: RankRecord, step: RecordedStep, message: Message, program: ProgramRecord
 ) -> Iterator[dict[str, Any]]:
-    """Yields one end of the arrow from the task that made what was sent to the first that read it.
+    """Yields one end of the arrow from the task that made a message to the first one that read it.
 
-    Viewers join the ends of one name, in whatever file they are, and hang each on the task that runs at its time.
+    Viewers join ends of the same name, in whatever file they are. They attach each end to the task that runs at its
+    time.
     """
     task = message.task
     edge = next(edge for edge in program.edges if edge.index == task.edge)
@@ -224,7 +225,7 @@ def _times(begin: int, end: int) -> dict[str, float]:
 
 
 def _microseconds(nanoseconds: int) -> float:
-    """Returns a time in the format's unit. A double holds a thousandth of it for as long as a machine is up."""
+    """Returns a time in the format's unit. A double holds thousandths of it, for as long as a machine runs."""
     return nanoseconds / 1000
 
 

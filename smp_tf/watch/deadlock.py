@@ -1,14 +1,14 @@
-"""Notices that ranks wait for each other in different places, which would never end.
+"""Notices that ranks wait for each other at different places, without an end.
 
     rank 1: waits in an exchange for rank 0 ──────────────▶ rank 0: in a step, and waits for a
             (about to run another step)     ◀──────────────         message of that step from rank 1
 
-A rank in an exchange is in no step, so it sends nothing of any step until the exchange ends. If a
-rank that the exchange needs waits for such a message, neither will ever go on: an error. A rank that
-only needs long, for a save or at a breakpoint, waits for no message, and nothing is said of it here.
+A rank in an exchange is in no step, so it sends nothing of any step until the exchange ends. If a rank that the
+exchange needs waits for such a message, neither will ever go on. That is an error. A rank that only needs long, for a
+save or at a breakpoint, waits for no message, and nothing is said here.
 
-The transport counts a step as ended when its last op has run. One that has failed on this rank never
-comes so far: the main thread, where an exchange begins in it, has left it by an error that was caught.
+The transport counts a step as ended when its last op has run. A step that has failed on this rank never gets there.
+When the main thread begins an exchange in it, it has left the step by an error that was caught.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from smp_tf.ops.transport import MESSAGE_PROGRAM
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
-# Seconds in an exchange until the others are asked, and between two rounds of questions.
+# Seconds in an exchange until the others are asked, and seconds between two rounds of questions.
 PATIENCE = 5.0
 INTERVAL = 2.0
-# Seconds a message must have been waited for: longer than any message is on its way.
+# Seconds after which a missing message cannot just be on its way.
 STUCK = 5.0
 _ANSWER_TIME = 1.0
-# What is waited for in smp.recv_from and its kin, in the transport's words.
+# The transport's words for the wait in smp.recv_from and similar calls.
 OBJECT = "an object"
 SAME_MESSAGES = (
     "Each smp.send and smp.broadcast needs an smp.recv_from on every rank it goes to, and smp.allgather and barriers "
@@ -79,10 +79,10 @@ class DeadlockWatch:
         self._suspects: dict[int, tuple[Any, ...]] = {}
 
     def look(self) -> None:
-        """Asks the others, if it is time to; cheap otherwise.
+        """Asks the others, if it is time to. Otherwise it is cheap.
 
         Raises:
-            RankMismatchError: One of them waits for a message that this rank will never send.
+            RankMismatchError: One of the others waits for a message that this rank will never send.
         """
         if time.monotonic() < self._next:
             return
@@ -99,7 +99,7 @@ class DeadlockWatch:
         if status is None or wait is None:
             self._suspects.pop(rank, None)
             return
-        # Seen twice, so that the end of this exchange was not on its way to us when it was seen.
+        # It must be seen twice. The first time, the end of this exchange may have been on its way to us.
         seen = (wait["program"], wait["step"], wait["microbatch"], wait["label"])
         if self._suspects.get(rank) != seen:
             self._suspects[rank] = seen
@@ -111,13 +111,13 @@ class DeadlockWatch:
         )
 
     def _wait_for_us(self, status: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns what the step of another rank has waited for from this rank for long, if anything."""
+        """Returns the message from this rank that the step of another rank has waited for long, if there is one."""
         waits = (wait for wait in stuck_waits(status, self._stuck) if wait["peer"] == self._transport.rank)
         return next(waits, None)
 
 
 def stuck_waits(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
-    """Returns the messages of its step that a rank has waited for longer than any is on its way; none outside a step.
+    """Returns the messages of its step that a rank has waited for too long; none outside a step.
 
     Args:
         status: what the rank answered to `Transport.ask`.
@@ -129,7 +129,7 @@ def stuck_waits(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
 
 
 def stuck_messages(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
-    """Returns the same for messages outside steps, where a rank's script is in a call that waits for one; else none.
+    """Returns the messages outside steps that a rank's script has waited for too long; none if it is in no such call.
 
     Args:
         status: what the rank answered to `Transport.ask`.

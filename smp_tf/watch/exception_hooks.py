@@ -1,4 +1,4 @@
-"""Says when Python has printed the traceback of an exception that nobody catches, or that nobody reads it."""
+"""Says when Python has printed the traceback of an exception that nobody catches, or when nobody reads it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from smp_tf.announce import has_room
 
 OnException = Callable[[BaseException, TracebackType | None], object]
 
-# A traceback that takes longer is written to somebody who does not read it: a pager, a terminal after Ctrl-S.
+# A traceback that takes longer is written to somebody who does not read it, such as a pager or a terminal after Ctrl-S.
 _PRINTING_TIME = 3.0
 
 
 class ExceptionHooks:
-    """Runs after the hooks that print tracebacks, of the main thread and of others.
+    """Runs after the hooks that print tracebacks, for the main thread and for others.
 
     Args:
-        printed: is given an exception, and its traceback, once that is printed; not that which ends a thread in order.
-        unread: is given them in its place, in another thread, after seconds of printing for which standard error or
-            output has no room; by default `printed` is. A hook that only takes long, such as a debugger, is waited for.
+        printed: takes an exception and its traceback once that is printed, but not an exception that ends a thread in
+            order.
+        unread: takes them instead, in another thread, when standard error or output has had no room for seconds of
+            printing; by default it is `printed`. A hook that only takes long, such as a debugger, is waited for.
     """
 
     def __init__(self, printed: OnException, unread: OnException | None = None) -> None:
@@ -30,14 +31,14 @@ class ExceptionHooks:
         self._unread = unread or printed
 
     def install(self) -> None:
-        """Puts the hooks in front of those that are there, which they call first."""
+        """Puts the hooks before those that are there. They call these first."""
         self._previous = sys.excepthook
         self._previous_in_thread = threading.excepthook
         sys.excepthook = self._on_exception
         threading.excepthook = self._on_thread_exception
 
     def remove(self) -> None:
-        """Puts back what was there, unless somebody has put another hook in front since."""
+        """Puts back the earlier hooks, unless somebody has put another hook before these since."""
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous
         if threading.excepthook == self._on_thread_exception:
@@ -56,13 +57,13 @@ class ExceptionHooks:
 
     @contextlib.contextmanager
     def _telling(self, error: BaseException, trace: TracebackType | None) -> Iterator[None]:
-        """Tells of an exception after what is printed within `with`, or once that takes too long."""
+        """Tells of an exception after the printing within `with`, or once that takes too long."""
         telling = threading.Lock()
         is_told = False
 
         def tell(hear: OnException) -> None:
             nonlocal is_told
-            # Whoever comes second goes on when it is told.
+            # The second one goes on when the exception has been told.
             with telling:
                 if not is_told:
                     is_told = True

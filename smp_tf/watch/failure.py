@@ -1,10 +1,10 @@
-"""Ends all ranks when an exception ends one of them, with that exception as the stated cause.
+"""Ends all ranks when an exception ends one of them, and states that exception as the cause.
 
 exception nobody catches ──▶ its traceback, as always ──▶ abort: every rank prints the cause
 exception that only follows from another rank's end ──▶ its traceback ──▶ the true cause, last
 
-So that the cause is told once, and last, the transport holds its line for a moment, in which a traceback comes out. One
-that comes later, or after a signal that ends the process, stands after it.
+The cause should be told once and last. So the transport holds its line for a moment, in which a traceback is printed. A
+traceback that comes later, or after a signal that ends the process, stands after the line.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from smp_tf.watch.exception_hooks import ExceptionHooks, chain_of
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
-# How the end of another rank shows itself in Horovod and TensorFlow, which know no cause.
+# The errors of Horovod and TensorFlow after the end of another rank. They do not say the cause.
 _FOLLOW_UPS = ("Horovod has been shut down", "HorovodInternalError", "horovod_shutdown")
-# A rank that learns of another's end through Horovod waits this long for the cause.
+# Seconds that a rank waits for the cause when it learns of another's end through Horovod.
 _CAUSE_TIME = 3.0
 _TELL_TIME = 2.0
-# A main thread that is in native code for longer prints its traceback after the cause.
+# Seconds to wait for the main thread. If it is in native code for longer, its traceback comes after the cause.
 _TRACEBACK_TIME = 1.5
 _LONGEST_MESSAGE = 1500
 _LINES_OF_TRACEBACK = 3
-# An error of an op in a graph begins so; then come the lines of the script that made the op.
+# The begin of an error of an op in a graph. After it come the lines of the script that made the op.
 _IN_A_GRAPH = "Graph execution error:"
 _LINES_OF_CODE = re.compile(
     r'^Detected at node .* defined at \(most recent call last\):\n(?:<stack traces unavailable>\n)?|^ +File ".*\n+',
     re.M,
 )
-# A tf.debugging.Assert of this library, in one line; what it shows is in brackets.
+# A tf.debugging.Assert of this library, in one line. The values that it shows are in brackets.
 _CHECK = re.compile(r"assertion failed: \[smp_tf: (.+?)\] \[\[\{\{node ")
 
 
@@ -59,15 +59,15 @@ class FailureHooks:
         self._hooks = ExceptionHooks(self._tell)
 
     def install(self) -> None:
-        """Puts the hooks in front of those that are there."""
+        """Puts the hooks before those that are there."""
         self._transport.hold_words(_TRACEBACK_TIME)
         self._hooks.install()
 
     def end_all(self, error: Exception) -> None:
-        """Tells all ranks of an error that is caught here, and ends this one: no hook would hear of it.
+        """Tells all ranks of an error that is caught here, since no hook would hear of it, and ends this rank.
 
         Args:
-            error: what is told here in words of its own.
+            error: the error, which is told here in its own words.
         """
         self.failed = True
         self._transport.hold_words(0.0)
@@ -76,19 +76,19 @@ class FailureHooks:
             self._transport.abort(words, exit_code=1, timeout=_TELL_TIME, type=type(error).__name__, traceback=[])
 
     def remove(self) -> None:
-        """Puts back what was there, unless somebody has put another hook in front since."""
+        """Puts back the earlier hooks, unless somebody has put another hook before these since."""
         self._transport.hold_words(0.0)
         self._hooks.remove()
 
     def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() != self._process:
-            return  # a child that the script forked: it is no rank, and has no transport
+            return  # a child that the script forked is no rank and has no transport
         if not self._transport.is_open:
-            return  # Python has nearly ended, and a thread of the script has not
+            return  # Python has nearly ended, but a thread of the script has not
         self.failed = True
         if follows_from_another(error):
             _wait_until(lambda: self._transport.cause is not None, _CAUSE_TIME)
-        # The line is out from here on, after the traceback: the last one is the one that matters.
+        # From here on the line is printed, after the traceback, because the last line is the one that is read.
         self._transport.hold_words(0.0)
         if self._transport.cause is not None:
             return
@@ -109,7 +109,7 @@ def follows_from_another(error: BaseException) -> bool:
 
 
 def describe(error: BaseException, trace: TracebackType | None, who: str) -> str:
-    """Returns the cause in words, in one line.
+    """Returns the cause in one line.
 
     Args:
         error: What ended this rank.
@@ -124,22 +124,22 @@ def describe(error: BaseException, trace: TracebackType | None, who: str) -> str
     what = " ".join(type_and_words(error).split())
     check = _CHECK.search(what)
     if check:
-        # Which ranks differ, it says; this one only looked.
+        # The error says which ranks differ. This rank only looked.
         return f"{who} ends the job: " + _cut(check[1].replace("] [", " ").replace("\\'", "'"))
     if isinstance(error, RankMismatchError):
-        # It names the ranks that differ; the one that happened to end first is not to blame.
+        # The error names the ranks that differ. The rank that happened to end first is not to blame.
         return _cut(what.removeprefix(f"{type(error).__name__}: "))
     lines = _last_lines(trace)
     return f"{who} failed: {_cut(what)}" + (f" (at {lines[-1]})" if lines else "")
 
 
 def type_and_words(error: BaseException) -> str:
-    """Returns an error's type and message, without the lines of code that TensorFlow puts before the message.
+    """Returns an error's type and message, without the code lines that TensorFlow puts before the message.
 
     Args:
         error: the error.
     """
-    # What is raised while a tf.function is traced is replaced by another error.
+    # TensorFlow replaces an error that is raised while a tf.function is traced by another one.
     metadata = getattr(error, "ag_error_metadata", None)
     if metadata is not None:
         return str(metadata.cause_message)

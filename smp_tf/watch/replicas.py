@@ -3,12 +3,12 @@
     rank 0: has come to an average of a step of `generator`, as rank 1 has not      ──▶
     rank 1: has come to an average of a step of `discriminator`, as rank 0 has not  ──▶ neither will ever end
 
-Replicas wait for each other in Horovod, not for a message, so who waits in messages (steps.py) does not show it.
-What shows it is which averages, and other collectives, each has come to and is not through. Two that have been in those
-of steps of different functions for long never go on, since a step with gradients ends once all replicas have come to
-it. One that has not come to what this rank is in, or does not answer, may only be late: it computes, saves, or hangs.
-That is told, once for each, and ends all after `stall_timeout`; so does a collective of which nothing comes, though all
-are in it.
+Replicas wait for each other in Horovod, not for a message, so a circle of messages (steps.py) does not show it. It
+shows in the averages and other collectives that each replica has come to and has not ended. A step with gradients ends
+once all replicas have come to it. So two replicas that have long been in averages of different step functions never go
+on. A replica that has not come to this rank's collective, or does not answer, may only be late: it computes, saves, or
+hangs. That is told once for each replica, and ends all ranks after `stall_timeout`. So does a collective that does not
+end although all are in it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from smp_tf.watch.deadlock import SAME_STEPS, wait_in_words
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
-# Seconds in one step after which a rank asks its replicas; as long as messages are waited for without a word.
+# Seconds in one step after which a rank asks its replicas. A missing message is told after the same time.
 PATIENCE = 30.0
 _ANSWER_TIME = 1.0
-# A busy host may keep a rank from answering once.
+# How often a rank may fail to answer, since its host may be busy.
 _SILENCE = 5.0
 
-#: Programs that average gradients, by number: what their step function is known by.
+#: What the step function of a program that averages gradients is known by, by the program's number.
 _averaging: JobState[dict[int, str]] = JobState(dict)
-#: Those among them whose number means the same program on every replica.
+#: The programs among them whose number means the same on every replica.
 _everywhere: JobState[set[int]] = JobState(set)
 
 
@@ -42,8 +42,8 @@ def know_program(number: int, function: str, *, everywhere: bool) -> None:
 
     Args:
         number: of the program.
-        function: what its step function is known by, on all ranks.
-        everywhere: whether all replicas have agreed on the number; else another program may bear it on others.
+        function: what its step function is known by on all ranks.
+        everywhere: whether all replicas have agreed on the number; else it may mean another program on others.
     """
     _averaging()[number] = function
     if everywhere:
@@ -51,7 +51,7 @@ def know_program(number: int, function: str, *, everywhere: bool) -> None:
 
 
 class ReplicaWatch:
-    """Looks, when asked to, whether this rank's step waits for replicas that do something else.
+    """Looks, when it is asked to, whether this rank's step waits for replicas that do something else.
 
     Args:
         transport: how other ranks are asked.
@@ -59,9 +59,9 @@ class ReplicaWatch:
         describe: names a rank for messages.
         named: names a program for messages.
         stall_timeout: seconds that a rank may keep the others waiting.
-        patience: seconds in one step until the others are asked, if that is less.
-        clock: tells the time in seconds.
-        members: tells which ranks take part in a collective of the script's own; None for one of smp_tf.
+        patience: seconds in one step until the others are asked, if this is less than `stall_timeout`.
+        clock: returns the time in seconds.
+        members: returns the ranks that take part in a collective of the script's own, or None for one of smp_tf's.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class ReplicaWatch:
         self._told: set[str] = set()
 
     def look(self) -> None:
-        """Asks the replicas, if this rank has waited for them for long; cheap otherwise.
+        """Asks the replicas, if this rank has waited long for them. Otherwise it is cheap.
 
         Raises:
-            RankMismatchError: one of them waits in a step of another function with gradients, as it did the last time;
-                or they have kept this rank waiting for `stall_timeout`.
+            RankMismatchError: a replica waits in a step of another function with gradients, as it did the last time; or
+                the replicas have kept this rank waiting for `stall_timeout`.
         """
         own = self._transport.ask(self._transport.rank)
         if own is None or not self._waits_long(own):
@@ -107,12 +107,12 @@ class ReplicaWatch:
             self._all_since = None
 
     def _awaited(self, own: dict[str, Any]) -> Sequence[int]:
-        """Returns the ranks that take part in what this one is in."""
+        """Returns the ranks that take part in the collective that this one is in."""
         members = self._members(own["collective"])
         return self._others if members is None else [rank for rank in members if rank != self._transport.rank]
 
     def _is_there(self, rank: int, own: dict[str, Any]) -> bool:
-        """Returns whether another rank has come to what this one is in; if not, that is told, or ends all."""
+        """Returns whether another rank has come to this one's collective. If not, it tells so, or ends all."""
         status = self._transport.ask(rank, _ANSWER_TIME)
         if status is None:
             self._suspects.pop(rank, None)
@@ -126,7 +126,7 @@ class ReplicaWatch:
         step, place = (own["program"], own["step"]), (status["program"], status["step"])
         ours, theirs = self._averages_of(own), self._averages_of(status)
         if None not in (ours, theirs) and ours != theirs and self._waits_long(status):
-            # Seen twice, so that its end was not on its way to us when it was seen.
+            # It must be seen twice. The first time, its end may have been on its way to us.
             if self._suspects.get(rank) == (step, place):
                 raise RankMismatchError(f"{self._here(own)}, while {self._there(rank, status)}. {_ADVICE} {SAME_STEPS}")
             self._suspects[rank] = step, place
@@ -136,7 +136,7 @@ class ReplicaWatch:
         return False
 
     def _look_at_all(self, own: dict[str, Any]) -> None:
-        """Tells of a collective to which all have come: it takes its time on the network, or never ends."""
+        """Tells of a collective that all have come to. It is slow on the network, or never ends."""
         now = self._clock()
         at = own["collectives"][0], own["step"]
         if self._all_since is None or self._all_since[1:] != at:
@@ -149,7 +149,7 @@ class ReplicaWatch:
     def _hear_nothing(self, rank: int, own: dict[str, Any]) -> None:
         if self._transport.await_goodbyes([rank], 0.0):
             self._silent_since.pop(rank, None)
-            return  # it has left or is lost, which the transport knows
+            return  # it has left or is lost; the transport knows which
         now = self._clock()
         seconds = now - self._silent_since.setdefault(rank, now)
         if seconds > _SILENCE:
@@ -157,12 +157,12 @@ class ReplicaWatch:
             self._wait(own, f"{self._describe(rank)} does not answer: {why}", is_late=seconds > self._stall_timeout)
 
     def _wait(self, own: dict[str, Any], there: str, *, is_late: bool) -> None:
-        """Tells once that another rank is elsewhere, or ends because it has been for too long.
+        """Tells once that another rank is elsewhere. Ends all when it has been there for too long.
 
         Args:
-            own: what this rank does.
-            there: what the other rank does, in words.
-            is_late: whether it has kept this rank waiting for `stall_timeout`.
+            own: words for what this rank does.
+            there: words for what the other rank does.
+            is_late: whether the other rank has kept this one waiting for `stall_timeout`.
         """
         limit = f"stall_timeout = {self._stall_timeout:g} s"
         may_take_long = _is_join(own["collective"])
@@ -180,7 +180,7 @@ class ReplicaWatch:
         return bool(status["collectives"]) and status["collective_seconds"] > self._patience
 
     def _averages_of(self, status: dict[str, Any]) -> str | None:
-        """Returns the step function whose gradients a rank is about to average, if it can be told."""
+        """Returns the step function whose gradients a rank is about to average, where it is known."""
         program = status["program"]
         known = program in _everywhere() or status["rank"] == self._transport.rank
         return _averaging().get(program) if status["in_step"] and known else None
@@ -202,13 +202,13 @@ class ReplicaWatch:
         return _MORE_TIME if self._members(own["collective"]) is None else _ALL_CALL
 
     def _place(self, own: dict[str, Any]) -> str:
-        """Returns where this rank is in its script."""
+        """Returns words for where this rank is in its script."""
         if own["step"] < 0:
             return "before its first step"
         return f"{'in' if own['in_step'] else 'after'} step {own['step']} of {self._named(own['program'])}"
 
     def _there(self, rank: int, status: dict[str, Any]) -> str:
-        """Returns what another rank does, after "while"."""
+        """Returns words for what another rank does, to follow "while"."""
         who, seconds = self._describe(rank), f"{status['step_seconds']:.0f} s"
         doing = f", doing '{status['activity']}'" if status["activity"] else ""
         if status["step"] < 0:
@@ -216,7 +216,7 @@ class ReplicaWatch:
         if not status["in_step"]:
             waits = f" and waits at '{status['collective']}'" if status["collectives"] else ""
             return f"{who} ended its step {status['step']} {seconds} ago{doing}{waits}"
-        # A number that not all have agreed on may stand for another program there.
+        # On the other rank, a number that not all have agreed on may stand for another program.
         known = status["program"] in _everywhere()
         of = f"of {self._named(status['program'])}" if known else "of a program that this rank does not know"
         if status["waits"]:
@@ -230,7 +230,7 @@ class ReplicaWatch:
 
 
 def _is_join(collective: str) -> bool:
-    """Returns whether a rank is in `hvd.join`: it takes part in what others call, until the last of them joins."""
+    """Returns whether a rank is in `hvd.join`. Until all have joined, it takes part in the others' collectives."""
     return collective.split(" ", 1)[0] == "hvd.join"
 
 

@@ -1,17 +1,17 @@
-"""Notices that ranks are in different steps, or in different messages, and wait for each other, which would never end.
+"""Notices that ranks in different steps, or different messages, wait for each other without an end.
 
     rank 0: in a step of `train`, waits for a message of it from rank 1 ──▶
     rank 1: in a step of `evaluate`, waits for a message of it from rank 0 ──▶ ... around to the first
 
-Each step of a circle like this could only end after the next. Within one step there is no circle: its task lists were
-checked. A rank that is slow waits for no message, so no circle leads over it. Two steps of one function are two steps:
-a rank that catches an error of a step and goes on to the next leaves the others in the first.
+Each step of such a circle could only end after the next. Within one step there is no circle, since its task lists were
+checked. A slow rank waits for no message, so no circle leads over it. Two calls of one step function are two steps: a
+rank that catches an error of a step and goes on to the next leaves the others in the first.
 
     rank 0: in smp.recv_from rank 1 ──▶ rank 1: at smp.barrier(WORLD) ──▶ ... around to the first
 
-A rank whose script is in a call that waits for a message sends nothing else until it ends, so any circle over such a
-rank is without end too. A message that is being transferred is waited for by one side only, and closes none. (A rank
-in an exchange that another rank's step waits for is found by the exchange itself; see deadlock.py.)
+A script in a call that waits for a message sends nothing else until the call ends. So a circle over such a rank never
+ends, either. Only one side waits for a message that is being transferred, so it closes no circle. (Where a rank is in
+an exchange and another rank's step waits for it, the exchange notices that itself, by deadlock.py.)
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from smp_tf.watch.deadlock import (
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
-# Seconds between two looks; a circle that is seen twice is one.
+# Seconds between two looks. A circle must be seen twice.
 INTERVAL = 2.5
 _ANSWER_TIME = 1.0
 _TELL_TIME = 2.0
 
-#: What programs are, by number.
+#: Names of programs, by number.
 _programs: JobState[dict[int, str]] = JobState(dict)
 
 
 def name_program(number: int, words: str) -> None:
-    """Says which step a program number stands for, for messages."""
+    """Notes the name of the step that a program number stands for, for messages."""
     _programs()[number] = words
 
 
@@ -59,7 +59,7 @@ class StepWatch:
         describe: names a rank for messages.
         interval: seconds between two looks.
         stuck: seconds after which a message that has not come is not merely on its way.
-        beside: looks too, at what no message shows; it raises `RankMismatchError`, too.
+        beside: another look, at what no message shows. It may raise `RankMismatchError`, too.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class StepWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; the transport may be closed afterwards."""
+        """Ends the thread. The transport may be closed afterwards."""
         self._ending.set()
         self._thread.join()
 
@@ -104,7 +104,7 @@ class StepWatch:
                     self._miss_a_look(error)
 
     def _miss_a_look(self, error: Exception) -> None:
-        """Says once that a look has failed: a training that goes well does not end for it, and the next may succeed."""
+        """Says once that a look has failed. A good training does not end for it, and the next look may succeed."""
         if not self._has_missed:
             self._has_missed = True
             tell_in_time(
@@ -113,10 +113,10 @@ class StepWatch:
             )
 
     def look(self) -> None:
-        """Follows who waits for whom, from this rank on.
+        """Follows from rank to rank who waits for whom, beginning with this one.
 
         Raises:
-            RankMismatchError: the way leads back to this rank, as it did the last time.
+            RankMismatchError: the way leads back to this rank, and did so the last time.
         """
         circle = self._circle()
         seen = None
@@ -138,7 +138,7 @@ class StepWatch:
         raise RankMismatchError(f"The ranks are in different steps and wait for each other: {text}. {advice}")
 
     def _circle(self) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
-        """Returns the statuses and waits on a way from this rank back to it, if it can never end."""
+        """Returns the statuses and waits on a way from this rank back to itself, if the wait can never end."""
         own = self._transport.rank
         way: list[tuple[dict[str, Any], dict[str, Any]]] = []
         asked: set[int] = set()
@@ -159,7 +159,7 @@ class StepWatch:
 
 
 def _is_endless(way: list[tuple[dict[str, Any], dict[str, Any]]]) -> bool:
-    """Returns whether a circle of waits can never end, and nobody else finds it."""
+    """Returns whether a circle of waits can never end and is found by nobody else."""
     steps = {(status["program"], status["step"]) for status, _ in way if status["in_step"]}
     if all(status["in_step"] for status, _ in way):
         return len(steps) > 1
@@ -173,5 +173,5 @@ def _place(status: dict[str, Any]) -> str:
 
 
 def named(program: int) -> str:
-    """Returns a program by its step and arguments, as far as this rank knows them."""
+    """Returns words for a program: its step and arguments, as far as this rank knows them."""
     return _programs().get(program, f"program {program}")
