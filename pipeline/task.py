@@ -94,7 +94,7 @@ class Kind(enum.Enum):
 
     @property
     def is_of_stage(self) -> bool:
-        """Whether a task of this kind is done for all chunks of a rank, and names its stage in place of a chunk."""
+        """Returns whether a task of this kind is done for all chunks of a rank, and names a stage, not a chunk."""
         return self.index is Index.BUCKET
 
     @property

@@ -1,1 +1,1 @@
-"""Collectives through one interface, and Horovod, which does them."""
+"""Collectives through one interface, and their implementation with Horovod."""

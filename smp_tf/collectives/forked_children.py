@@ -1,4 +1,4 @@
-"""Leaves to a process what is its own when a child that it has forked ends.
+"""Keeps a forked child that ends from ending what belongs to its parent.
 
 rank 1 ── os.fork ──▶ child ── sys.exit ──▶ what Python does at exit: neither goodbyes nor Horovod's end
                                  │
@@ -14,7 +14,7 @@ import os
 
 @functools.cache
 def hook_forks() -> None:
-    """Keeps children, from here on, from ending Horovod: its connections are those of the process that started it."""
+    """Keeps forked children from ending Horovod, whose connections belong to the process that started it."""
     import horovod.tensorflow as hvd
 
     os.register_at_fork(after_in_child=functools.partial(atexit.unregister, hvd.shutdown))

@@ -1,4 +1,4 @@
-"""The collectives as Horovod does them."""
+"""Implements the collectives with Horovod."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
 
-#: Bytes of Horovod's buffer, where its environment variable does not say it.
+#: Bytes of Horovod's buffer, where its environment variable does not say them.
 _FUSION_BUFFER = 128 << 20
 
 
 def averaging_bytes(replicas: int) -> int:
-    """Returns the bytes through which Horovod sums on every rank: its buffer for tensors that travel together.
+    """Returns the bytes of Horovod's buffer on every rank, through which it sums tensors that travel together.
 
-    Horovod takes all of it for the first two that do, from TensorFlow.
+    Horovod takes the whole buffer from TensorFlow for the first two such tensors.
 
     Args:
-        replicas: Their number.
+        replicas: The number of replicas.
     """
     if replicas == 1:
         return 0
@@ -33,15 +33,15 @@ def averaging_bytes(replicas: int) -> int:
 
 
 class Horovod:
-    """`interface.Collectives`, whose groups are Horovod's process sets.
+    """Implements `interface.Collectives` with Horovod's process sets as groups.
 
-    Where a step is traced within the script's own name scopes, replicas may differ in these: they are ignored.
+    Replicas may trace a step within different name scopes of the script, so scopes are ignored.
     """
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], group: Any, name: str, *, handles: Sequence[Any] = ()
     ) -> list[tf.Tensor]:
-        """Returns the sums, which travel in types that Horovod adds up."""
+        """Returns the sums. Tensors travel in types that Horovod adds up."""
         import horovod.tensorflow as hvd
 
         sent = [wire_types.summed(t, f"tensor {number} of {name!r}") for number, t in enumerate(tensors)]
@@ -62,7 +62,7 @@ class Horovod:
         return [wire_types.from_summed(sums[index], t.dtype) for index, t in enumerate(tensors)]
 
     def all_gather(self, tensor: tf.Tensor, group: Any, name: str, *, handles: Sequence[Any] = ()) -> tf.Tensor:
-        """Returns the tensors, which travel in types that Horovod moves."""
+        """Returns the tensors of all ranks. They travel in types that Horovod moves."""
         import horovod.tensorflow as hvd
 
         sent = wire_types.moved(tensor, f"what {name!r} gathers")
@@ -78,7 +78,7 @@ class Horovod:
         splits: tf.Tensor | None = None,
         handles: Sequence[Any] = (),
     ) -> tf.Tensor:
-        """Returns the entries for this rank, which travel in types that Horovod moves."""
+        """Returns the entries for this rank. They travel in types that Horovod moves."""
         import horovod.tensorflow as hvd
 
         sent = wire_types.moved(tensor, f"what {name!r} exchanges")
@@ -90,7 +90,7 @@ class Horovod:
         return wire_types.from_moved(received, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root: int, group: Any, name: str) -> tf.Tensor:
-        """Returns what one rank has, which travels in a type that Horovod moves."""
+        """Returns the tensor of one rank. It travels in a type that Horovod moves."""
         import horovod.tensorflow as hvd
 
         sent = wire_types.moved(tensor, name)
@@ -101,17 +101,17 @@ class Horovod:
 def _collective(
     function: Callable[..., Any], given: Any, *, name: str, handles: Sequence[Any] = (), **options: Any
 ) -> Any:
-    """Calls a function of Horovod so that its op runs once whenever the graph does, since other ranks wait for it.
+    """Calls a function of Horovod so that its op runs once in each run of the graph, since other ranks wait for it.
 
-    TensorFlow takes Horovod's ops for pure functions: it leaves them out where nobody reads what they give, and of
-    constants it computes them while it prepares the graph. When this rank comes to it and is through is noted, so that
-    who keeps others waiting is found (watch/replicas.py).
+    TensorFlow takes Horovod's ops for pure functions. It leaves out an op whose output nobody reads, and computes an op
+    on constants while it prepares the graph. The begin and the end of the op on this rank are noted, so that a rank
+    that keeps others waiting is found (watch/replicas.py).
 
     Args:
-        function: Such as `hvd.allgather`.
+        function: A function such as `hvd.allgather`.
         given: A tensor or a list of them.
-        name: See `Collectives`.
-        handles: See `Collectives`.
+        name: The name of the call, as in `Collectives`.
+        handles: Variables whose uses the call is ordered with, as in `Collectives`.
         options: Further arguments.
 
     Returns:

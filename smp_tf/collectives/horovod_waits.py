@@ -1,11 +1,11 @@
-"""Notes what a rank waits in while it is in an op of Horovod, whoever made the op: the script, a layer, or Keras.
+"""Notes in which op of Horovod a rank waits, whether the script, a layer or Keras made the op.
 
     hvd.allreduce, mpi_ops._allreduce, SyncBatchNormalization, ... ──▶ MPI_LIB.horovod_allreduce
                                                                        come_to ─▶ the op ─▶ come_through
 
-All of Horovod's Python code reaches its ops through the functions of one module, which are replaced here. So a rank
-that waits long for others says at which call it waits (`watch/replicas.py`). The collectives of smp_tf are noted there
-too, with names of their own: they go through `collectives/interface.py`.
+All of Horovod's Python code reaches its ops through the functions of one module. They are replaced here. So a rank that
+waits long for others says in which call it waits (`watch/replicas.py`). The collectives of smp_tf go through
+`collectives/interface.py`, which notes them with their own names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from smp_tf.job import runtime
 
-#: Horovod's functions over several processes, by what the script calls them.
+#: Horovod's functions over several processes, by the names that scripts use.
 _FUNCTIONS = {
     "horovod_allgather": "allgather",
     "horovod_allreduce": "allreduce",
@@ -36,18 +36,18 @@ _FUNCTIONS = {
     "horovod_join": "join",
     "horovod_reducescatter": "reducescatter",
 }
-#: Where it is 1, XLA may compile Horovod's ops, and could not compile the notes next to them.
+#: Where this variable is 1, XLA may compile Horovod's ops, but could not compile the notes next to them.
 _XLA_OPS = "HOROVOD_ENABLE_XLA_OPS"
 
-#: As long as the name of a collective may be in what a rank tells of itself (ops/cc/transport/questions.cc).
+#: The longest name of a collective in what a rank tells of itself (ops/cc/transport/questions.cc).
 _MOST_BYTES = 100
-#: What is left of a longer one. It has room for the call and its process set, which come first.
+#: How much of a longer name is kept. It has room for the call and its process set, which come first.
 _KEPT_BYTES = 60
 _IN_WORDS = re.compile(r"hvd\.\w+(?: of process set (\d+):)?(?: |$)")
 
 
 class _Thread(threading.local):
-    #: Whether the call that is under way is noted already.
+    #: Whether the current call is noted already.
     is_noted = False
 
 
@@ -55,7 +55,7 @@ _thread = _Thread()
 
 
 def note_all(library: ModuleType) -> None:
-    """Replaces the functions that make Horovod's ops; doing it twice is doing it once.
+    """Replaces the functions that make Horovod's ops. A second call changes nothing.
 
     Args:
         library: The module with these functions, `horovod.tensorflow.mpi_ops.MPI_LIB`.
@@ -68,7 +68,7 @@ def note_all(library: ModuleType) -> None:
 
 @contextlib.contextmanager
 def under_a_name_of_its_own() -> Iterator[None]:
-    """Leaves out what is called meanwhile in this thread: who calls it notes it."""
+    """Leaves out the calls of this thread within its context, since the caller notes them."""
     before = _thread.is_noted
     _thread.is_noted = True
     try:
@@ -78,13 +78,13 @@ def under_a_name_of_its_own() -> Iterator[None]:
 
 
 def members(name: str) -> Sequence[int] | None:
-    """Tells which ranks take part in a call of Horovod's that was noted.
+    """Returns the ranks that take part in a noted call of Horovod's.
 
     Args:
-        name: As it was noted.
+        name: The name under which it was noted.
 
     Returns:
-        World ranks; None if it is no such call, or its process set is gone.
+        World ranks; None if there is no such call, or its process set is gone.
     """
     call = _IN_WORDS.match(name)
     if call is None:
@@ -124,7 +124,7 @@ def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _words(name: str, called: Any, process_set: int) -> str:
-    """Returns what a rank waits in, the same on all that take part."""
+    """Returns words for a call, the same on all ranks that take part."""
     words = f"hvd.{name}"
     if process_set:
         words += f" of process set {process_set}:"
@@ -134,7 +134,7 @@ def _words(name: str, called: Any, process_set: int) -> str:
 
 
 def _cut(words: str) -> str:
-    """Makes a long name fit, so that it comes back whole: the beginning, and what tells it from others."""
+    """Shortens a long name to its beginning and a part that distinguishes it from others."""
     whole = words.encode(errors="backslashreplace")
     if len(whole) <= _MOST_BYTES:
         return words

@@ -1,4 +1,4 @@
-"""Starts Horovod, and makes its process sets for our groups, with one exchange of bytes at start-up."""
+"""Starts Horovod, makes its process sets for our groups, and exchanges bytes between all ranks at the start."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from smp_tf.partition.mesh import CommGroup, Mesh
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-# What one rank may say to the others at start-up.
+# The most bytes that a rank may say to the others at the start.
 _HELLO_LIMIT = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessSets:
-    """The Horovod process sets of this rank; None for a group of one, which has nothing to reduce.
+    """The Horovod process sets of this rank. A group of one has none, since it has nothing to reduce.
 
     Args:
-        mp: The ranks of this rank's replica.
-        dp: The ranks that hold the same weights as this one.
-        owned: The sets that were added for us, on all ranks in the same order.
+        mp: The set of the ranks of this rank's replica.
+        dp: The set of the ranks that hold the same weights as this one.
+        owned: The sets that smp_tf added, in the same order on all ranks.
     """
 
     mp: hvd.ProcessSet | None
@@ -35,7 +35,7 @@ class ProcessSets:
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """Where Horovod says this process is."""
+    """Where this process is, according to Horovod."""
 
     rank: int
     size: int
@@ -44,26 +44,26 @@ class World:
 
 
 def world() -> World:
-    """Returns where Horovod says this process is."""
+    """Returns where this process is, according to Horovod."""
     return World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
 
 class Arrivals(Protocol):
-    """Who has come to the start of a job."""
+    """Knows which ranks have come to the start of a job."""
 
     def lost(self) -> Sequence[str]:
-        """Returns the ranks that came and have ended, in words."""
+        """Returns words for the ranks that came and have ended."""
 
 
 class Watch(Protocol):
-    """Who is told that Horovod's start waits for other ranks."""
+    """Is told that Horovod's start waits for other ranks."""
 
     @property
     def arrivals(self) -> Arrivals:
-        """Returns who has come."""
+        """Returns the object that knows who has come."""
 
     def await_those_missing(self) -> None:
-        """Waits for ranks that have not come yet: called before all others wait."""
+        """Waits for ranks that have not come yet. It is called before all others wait."""
 
     def await_others(self) -> None:
         """Notes that all have come."""
@@ -73,7 +73,7 @@ def start_horovod(watch: Watch) -> None:
     """Starts Horovod unless it runs already.
 
     Args:
-        watch: Is told who is waited for.
+        watch: Is told whom the start waits for.
 
     Raises:
         PeerError: A rank ended meanwhile.
@@ -96,22 +96,22 @@ def _in_words(lost: Sequence[str]) -> str:
 
 
 def built_with() -> str:
-    """Returns what this Horovod was built with, in words."""
+    """Returns words for what this Horovod was built with."""
     parts = [name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built]
     return " and ".join(parts) or "neither MPI nor Gloo"
 
 
 def add_process_sets(mesh: Mesh, rank: int) -> ProcessSets:
-    """Adds the sets of all mp and rdp groups; every rank calls this with the same mesh.
+    """Adds the sets of all mp and rdp groups. Every rank calls this with the same mesh.
 
     Args:
-        mesh: The world's arithmetic.
+        mesh: The mesh of all ranks.
         rank: This rank.
 
     Returns:
-        The sets this rank is in.
+        The sets that this rank is in.
     """
-    # Adding is collective over the world, so every rank adds every group's set, in one order.
+    # Adding a set is a collective of the world. So every rank adds the sets of all groups, in one order.
     sets: dict[tuple[int, ...], hvd.ProcessSet] = {tuple(range(mesh.world_size)): hvd.global_process_set}
     owned = []
     for kind in (CommGroup.MP_GROUP, CommGroup.RDP_GROUP):
@@ -136,7 +136,7 @@ def add_process_sets(mesh: Mesh, rank: int) -> ProcessSets:
 
 
 def remove_process_sets(owned: Iterable[hvd.ProcessSet]) -> None:
-    """Removes what `add_process_sets` added; every rank calls this.
+    """Removes what `add_process_sets` added. Every rank calls this.
 
     Args:
         owned: `ProcessSets.owned` of what it returned.
@@ -148,13 +148,14 @@ def remove_process_sets(owned: Iterable[hvd.ProcessSet]) -> None:
 def exchange_bytes(
     payload: bytes, name: str, most: int = _HELLO_LIMIT, lost: Callable[[], Sequence[str]] = list
 ) -> list[bytes]:
-    """Gives every rank what every rank says; for start-up, before there is a transport.
+    """Gives every rank what every rank says. It is for the start, before there is a transport.
 
     Args:
         payload: What this rank says.
         name: A name of this exchange that all ranks use.
         most: The most bytes that a rank may say.
-        lost: Names the ranks whose processes are gone, as far as that is known, where the exchange fails.
+        lost: Returns words for the ranks whose processes are gone, as far as is known. It is called where the exchange
+            fails.
 
     Returns:
         What the ranks said, in rank order.

@@ -1,4 +1,4 @@
-"""The types in which tensors travel between replicas: one rule for all that send.
+"""The types in which tensors travel between replicas, by one rule for all senders.
 
 moved      a broadcast, a gather    Horovod's own types as they are, of others the bytes, as whole numbers
 added up   a sum                    in a type that Horovod adds up and that holds the sum, or wraps around alike
@@ -18,25 +18,25 @@ import tensorflow as tf
 
 from smp_tf.errors import StepError
 
-#: What Horovod broadcasts and gathers, and what it adds up.
+#: The types that Horovod broadcasts and gathers, and those that it adds up.
 _MOVED = frozenset(
     {
         tf.bool, tf.float16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16,
     }
 )  # fmt: skip
 _SUMMED = frozenset({tf.float16, tf.float32, tf.float64, tf.int8, tf.int32, tf.int64, tf.uint8})
-#: Whole numbers by their bytes; of 16 bytes, two of 8.
+#: Integer types by their bytes; for 16 bytes, two of 8.
 _WHOLE = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
-#: Types whose bits are taken for others when they are added up: their sums have the same bits.
+#: Types that are added up as other types with the same bits, since the sums have the same bits, too.
 _SAME_SUMS = {tf.complex64: tf.float32, tf.complex128: tf.float64, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
 def moved_as(dtype: tf.DType, what: str) -> tf.DType:
-    """Gives the type in which tensors of a type are broadcast and gathered.
+    """Returns the type in which tensors of a type are broadcast and gathered.
 
     Args:
         dtype: The type.
-        what: Names what is sent, for the message.
+        what: Words for what is sent, for the message.
 
     Raises:
         StepError: Values of this type have no bytes that could be sent.
@@ -46,7 +46,7 @@ def moved_as(dtype: tf.DType, what: str) -> tf.DType:
     if _is_float8(dtype):
         return tf.float16
     has_bytes = dtype.is_floating or dtype.is_complex or dtype.is_integer
-    # Of integers of four bits and fewer TensorFlow does not take the bits for others.
+    # TensorFlow does not reinterpret the bits of integers of four bits and fewer.
     if has_bytes and not dtype.is_quantized and not dtype.name.endswith(("int2", "int4")):
         return _WHOLE[dtype.size]
     raise StepError(
@@ -56,14 +56,14 @@ def moved_as(dtype: tf.DType, what: str) -> tf.DType:
 
 
 def moved(tensor: tf.Tensor, what: str) -> tf.Tensor:
-    """Gives a tensor as it is broadcast or gathered; `from_moved` gives it back, to the last bit.
+    """Returns a tensor in the form in which it is broadcast or gathered. `from_moved` restores it to the last bit.
 
     Args:
-        tensor: Of any type that has bytes.
-        what: Names what is sent, for the message.
+        tensor: A tensor of any type that has bytes.
+        what: Words for what is sent, for the message.
 
     Raises:
-        StepError: It is of another type.
+        StepError: The tensor is of another type.
     """
     wire = moved_as(tensor.dtype, what)
     if wire == tensor.dtype:
@@ -72,11 +72,11 @@ def moved(tensor: tf.Tensor, what: str) -> tf.Tensor:
 
 
 def from_moved(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Gives what `moved` was given, of what came of it.
+    """Returns the tensor that `moved` was given, from the form that was received.
 
     Args:
-        tensor: As it came.
-        dtype: The type that the sender has.
+        tensor: The tensor in the form that was received.
+        dtype: The type of the tensor on the sender.
     """
     if tensor.dtype == dtype:
         return tensor
@@ -84,19 +84,19 @@ def from_moved(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _is_float8(dtype: tf.DType) -> bool:
-    """Returns whether a type is one whose bits TensorFlow does not take for others."""
+    """Returns whether a type is a float8, whose bits TensorFlow does not reinterpret."""
     return bool(dtype.is_floating) and dtype.size == 1
 
 
 def summed_as(dtype: tf.DType, what: str) -> tf.DType:
-    """Gives the type in which tensors of a type are added up over replicas.
+    """Returns the type in which tensors of a type are added up over replicas.
 
     Args:
         dtype: The type.
-        what: Names what is sent, for the message.
+        what: Words for what is sent, for the message.
 
     Raises:
-        StepError: Values of this type have no sum, or none that Horovod could make.
+        StepError: Values of this type have no sum, or none that Horovod can compute.
     """
     if dtype in _SUMMED:
         return dtype
@@ -113,24 +113,24 @@ def summed_as(dtype: tf.DType, what: str) -> tf.DType:
 
 
 def summed(tensor: tf.Tensor, what: str) -> tf.Tensor:
-    """Gives a tensor as it is added up; `from_summed` makes the sum of what came.
+    """Returns a tensor in the form in which it is added up. `from_summed` restores the sum.
 
     Args:
-        tensor: Of a type of numbers.
-        what: Names what is sent, for the message.
+        tensor: A tensor of a type of numbers.
+        what: Words for what is sent, for the message.
 
     Raises:
-        StepError: It is of another type.
+        StepError: The tensor is of another type.
     """
     wire = summed_as(tensor.dtype, what)
     return tf.bitcast(tensor, wire) if tensor.dtype in _SAME_SUMS else tf.cast(tensor, wire)
 
 
 def from_summed(total: tf.Tensor, dtype: tf.DType) -> Any:
-    """Gives the sum of tensors that were sent as `summed` gives them.
+    """Returns the sum of tensors that were sent in the form of `summed`.
 
     Args:
-        total: As it came.
+        total: The sum in the form that was received.
         dtype: The type of the tensors.
     """
     return tf.bitcast(total, dtype) if dtype in _SAME_SUMS else tf.cast(total, dtype)

@@ -1,4 +1,4 @@
-"""Compares what the ranks said about something they must agree on: who differs, and in what."""
+"""Compares what the ranks said about something they must agree on, and says who differs, and in what."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smp_tf.errors import RankMismatchError
 
 
 class _Missing:
-    """What a rank has where it has nothing."""
+    """Stands for the value of a rank that has none."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -26,18 +26,18 @@ def require_agreement(
     describe: Callable[[int], str] = "rank {}".format,
     hint: str = "",
 ) -> None:
-    """Raises unless all ranks said the same.
+    """Raises an error unless all ranks said the same.
 
     The value that most ranks share counts as the right one; with a tie, the one of the lowest rank.
 
     Args:
-        name: What the ranks must agree on, in words.
+        name: Words for what the ranks must agree on.
         said: World rank -> its JSON-like value.
         describe: Names a rank for the message.
-        hint: What to do about it, in words.
+        hint: A sentence about what to do.
 
     Raises:
-        RankMismatchError: Somebody differs; the message says who, and in which fields.
+        RankMismatchError: A rank differs. The message says which, and in which fields.
     """
     fields = list(_compare("", dict(said)))
     if not fields:
@@ -73,7 +73,7 @@ def _compare(path: str, values: dict[int, Any]) -> Iterator[tuple[str, dict[int,
 
 
 def _same(a: Any, b: Any) -> bool:
-    # 1, 1.0 and True are equal in Python and different settings.
+    # 1, 1.0 and True are equal in Python, but they are different settings.
     return type(a) is type(b) and bool(a == b)
 
 

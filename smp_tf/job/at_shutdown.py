@@ -1,4 +1,4 @@
-"""What is done at the next `smp.shutdown`, and before this rank says goodbye."""
+"""Functions that run at the next `smp.shutdown`, or before this rank says goodbye."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ _before_leaving: list[Callable[[], None]] = []
 
 
 def on_shutdown(callback: Callable[[], None]) -> None:
-    """Registers what the next `smp.shutdown` does first, last registered first; it runs once."""
+    """Registers a function that runs once, at the begin of the next `smp.shutdown`. The last one runs first."""
     _at_shutdown.append(callback)
 
 
 def on_leaving(callback: Callable[[], None]) -> None:
-    """Registers what runs once before this rank says goodbye: at the next `smp.shutdown`, or when Python ends."""
+    """Registers a function that runs once before this rank says goodbye, at `smp.shutdown` or when Python ends."""
     _before_leaving.append(callback)
 
 
 def run_at_shutdown() -> None:
-    """Runs what was registered for the next `smp.shutdown`."""
+    """Runs the functions that were registered for the next `smp.shutdown`."""
     _run(_at_shutdown)
 
 
 def run_before_leaving() -> None:
-    """Runs what was registered for the time before this rank says goodbye."""
+    """Runs the functions that were registered to run before this rank says goodbye."""
     _run(_before_leaving)
 
 

@@ -1,14 +1,13 @@
-"""One rank's end of the exchanges between ranks: small JSON messages, outside the training steps.
+"""One rank's end of the exchanges between ranks. They are small JSON messages outside the training steps.
 
-All of it is one kind of exchange over the transport, in which the first rank of the group collects
-what each has to say and then tells everyone the same verdict:
+There is one kind of exchange over the transport. The first rank of the group collects what each rank says, and then
+tells all of them the same verdict:
 
     rank 1 ──▶ ┐              ┌ ──▶ rank 1      the verdict is what all have said,
     rank 2 ──▶ ┼ ──▶ rank 0 ──┼ ──▶ rank 2      or who did not come in time,
     rank 3 ──▶ ┘              └ ──▶ rank 3      or who came for something else
 
-So a rank that fails, leaves, is late or runs another program is an error on all ranks at once, with
-the same words.
+So where a rank fails, leaves, is late or runs another program, all ranks raise an error with the same words.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
 PROTOCOL_VERSION = 1
-# What is waited for in an exchange, in the transport's words.
+# The transport's words for the wait in an exchange.
 _EXCHANGE = "what it has to say"
 SIZE_LIMIT = 64 << 20
-# How much later than the first rank the others give up: its verdict is the better message.
+# Seconds by which the others give up later than the first rank, since its verdict is the better message.
 _PATIENCE = 10.0
 
 
@@ -39,7 +38,7 @@ class ControlChannel:
     Args:
         rank: This rank.
         transport: How bytes travel; None in a world of one process.
-        stall_timeout: Seconds after which a rank that has not come is an error.
+        stall_timeout: Seconds after which the absence of a rank is an error.
         describe: Names a rank for messages.
     """
 
@@ -109,7 +108,7 @@ class ControlChannel:
         conclude: Callable[[list[Any]], Any],
         watch: DeadlockWatch,
     ) -> dict[str, Any]:
-        """Collects what all say, or hears what the first rank has collected."""
+        """Collects what all ranks say, or hears what the first rank has collected."""
         if self._rank == members[0]:
             verdict = self._collect(text, members, name, seconds, conclude, watch)
             told = _encode(verdict, name)
@@ -132,7 +131,7 @@ class ControlChannel:
         conclude: Callable[[list[Any]], Any],
         watch: DeadlockWatch,
     ) -> dict[str, Any]:
-        """Receives what the others say and decides what all are told."""
+        """Receives what the others say, and decides what all are told."""
         deadline = time.monotonic() + seconds
         said = {self._rank: _decode(mine, name)}
         missing = []
@@ -184,10 +183,10 @@ class ControlChannel:
 
 
 def tag_of(*words: object) -> int:
-    """Returns the transport's tag for what is said between ranks about one thing.
+    """Returns the transport's tag for messages about one subject.
 
-    Messages of one tag arrive in order. The tag is a hash, the same on every rank, of 63 bits: far
-    more than enough to keep apart the few lines there are.
+    Messages of one tag arrive in order. The tag is a hash of 63 bits, the same on every rank. That is far more than
+    enough to keep the few subjects apart.
     """
     digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

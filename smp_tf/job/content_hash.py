@@ -1,4 +1,4 @@
-"""Hashes of tensors in a graph, by which ranks find out cheaply whether they have the same values."""
+"""Hashes tensors in a graph, so that ranks find out cheaply whether they have the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreements and barriers between ranks: small JSON messages, outside the training steps."""
+"""Agreements and barriers between ranks, by small JSON messages outside the training steps."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def allgather_json(
 
     Args:
         value: What this rank says: anything that JSON holds.
-        group: The kind of group, or its world ranks; this rank is one of them.
-        name: What the exchange is about, in words; the same on all ranks.
-        doing: What this rank is doing, after "rank 1 is"; by default "at" the name.
+        group: The kind of group, or its world ranks. This rank is one of them.
+        name: Words for the subject of the exchange, the same on all ranks.
+        doing: Words for what this rank is doing, to follow "rank 1 is"; by default "at" and the name.
         timeout: Seconds to wait for a rank; by default the configured `stall_timeout`.
 
     Returns:
         What the ranks said, in group order.
 
     Raises:
-        RankMismatchError: A rank did not come in time, came for another exchange, or waits in a
-            step for a message that this rank will not send.
+        RankMismatchError: A rank did not come in time, came for another exchange, or waits in a step for a message that
+            this rank will not send.
         PeerError: A rank of the group ended.
     """
     channel, members = _here(group)
@@ -53,10 +53,10 @@ def broadcast_json(
     """Gives every rank of a group what one rank says.
 
     Args:
-        value: What the root says; ignored on the others.
-        root: World rank of the one that speaks.
-        group: The kind of group, or its world ranks; this rank is one of them.
-        name: What the exchange is about, in words; the same on all ranks.
+        value: What the root says. It is ignored on the others.
+        root: World rank of the rank that speaks.
+        group: The kind of group, or its world ranks. This rank is one of them.
+        name: Words for the subject of the exchange, the same on all ranks.
         timeout: Seconds to wait for a rank; by default the configured `stall_timeout`.
 
     Returns:
@@ -74,8 +74,8 @@ def barrier(group: Group = CommGroup.WORLD, *, name: str = "a barrier", timeout:
     """Returns when all ranks of a group have called it.
 
     Args:
-        group: The kind of group, or its world ranks; this rank is one of them.
-        name: What is waited for, in words; the same on all ranks.
+        group: The kind of group, or its world ranks. This rank is one of them.
+        name: Words for what is waited for, the same on all ranks.
         timeout: Seconds to wait for a rank; by default the configured `stall_timeout`.
 
     Raises:
@@ -94,17 +94,17 @@ def agree(
     hint: str = "",
     timeout: float | None = None,
 ) -> None:
-    """Raises on every rank of a group unless all of them have the same value.
+    """Raises an error on every rank of a group unless all of them have the same value.
 
     Args:
-        name: What they must agree on, in words; the same on all ranks.
-        value: What this rank has: anything that JSON holds. Compared field by field.
-        group: The kind of group, or its world ranks; this rank is one of them.
-        hint: What to do about a difference, in words.
+        name: Words for what they must agree on, the same on all ranks.
+        value: What this rank has: anything that JSON holds. It is compared field by field.
+        group: The kind of group, or its world ranks. This rank is one of them.
+        hint: A sentence about what to do where they differ.
         timeout: Seconds to wait for a rank; by default the configured `stall_timeout`.
 
     Raises:
-        RankMismatchError: They differ; the message says which rank, and in which fields.
+        RankMismatchError: They differ. The message says which rank does, and in which fields.
         PeerError: A rank of the group ended.
     """
     channel, members = _here(group)

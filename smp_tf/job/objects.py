@@ -1,17 +1,18 @@
-"""Python objects between ranks: `smp.send`, `smp.recv_from`, `smp.broadcast` and their kin.
+"""Sends Python objects between ranks: `smp.send`, `smp.recv_from`, `smp.broadcast` and similar calls.
 
-Objects are pickled, so they go only to and come only from ranks of this job, which have proved its
-secret. Between two ranks messages arrive in the order in which they were sent.
+Objects are pickled. So they go only to ranks of this job, and come only from them, because these have proved the job's
+secret. Between two ranks, messages arrive in the order in which they were sent.
 
-A large array in an object is not copied into its pickle (PEP 574): it follows as a message of its own, from
-the array's memory into memory that the received array then uses.
+A large array in an object is not copied into the pickle (PEP 574). It follows as a message of its own, from the array's
+memory into the memory that the received array then uses.
 
     header: the object's number, number and sizes of parts, and the pickle if it is small ──▶
     the pickle, if it is large                                                            ──▶
     large buffer 1, large buffer 2, ...                                                   ──▶
 
-Threads of a rank may send and receive at the same time: an object goes whole. What does not fit its header is an error,
-and nothing of it is unpickled. A signal handler may not: what it interrupts in its own thread cannot go on meanwhile.
+Threads of a rank may send and receive at the same time, since an object goes as a whole. A message that does not fit
+its header is an error, and nothing of it is unpickled. A signal handler may not send or receive, because the call that
+it interrupts in its own thread cannot go on meanwhile.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ if TYPE_CHECKING:
 
 _OBJECTS = channel.tag_of("objects")
 
-# Bytes from which a part of an object is a message of its own.
+# The size in bytes from which a part of an object is a message of its own.
 _LARGE = 1 << 16
-# What a header begins with: a mark, how many parts follow, how many objects came before, and which call of
-# `smp.allgather` it belongs to. The sizes of the parts follow.
+# The begin of a header: a mark, the number of parts, the number of earlier objects, and the call of `smp.allgather`
+# that it belongs to. The sizes of the parts follow.
 _HEADER = struct.Struct("<8sQQQ")
 _MARK = b"smpobj\x02\n"
 _SIZE = struct.Struct("<Q")
 
-# What pickling gives: the pickle, then the large buffers that it refers to.
+# The result of pickling: the pickle, then the large buffers that it refers to.
 _Parts = list[Any]
 
 
@@ -73,7 +74,7 @@ def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) ->
 
 
 def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
-    """Receives the next object that one rank sent or broadcast to this one.
+    """Receives the next object that a rank has sent or broadcast to this one.
 
     Args:
         src_rank: The sender's number, as counted by `rank_type`.
@@ -126,10 +127,10 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """Gives every rank of a group what every rank of it has; all of them must call it.
+    """Gives every rank of a group the objects of all its ranks. All of them must call it.
 
-    Threads of a rank take turns, one whole call after the other. Which call of one rank meets which of another is their
-    order on each: the script sees to it that the order is the same on all ranks.
+    Threads of a rank take turns, one whole call after the other. The first call on one rank meets the first on another,
+    and so on. So the script must make its calls in the same order on all ranks.
 
     Args:
         obj: Anything that can be pickled.
@@ -139,7 +140,8 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
         The objects in the order of the group's ranks.
 
     Raises:
-        MessageError: The object cannot be pickled, or one cannot be unpickled here; or it belongs to another call.
+        MessageError: The object cannot be pickled; or a received one cannot be unpickled here, or belongs to another
+            call.
         PeerError: A rank of the group ended.
         TypeError: `group` is no `smp.CommGroup`.
 
@@ -153,7 +155,7 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     mine = _pickle(obj)
     if not others:
         return [_unpickle(mine, first)]
-    # The first rank of the group collects and hands out, so that no two ranks wait for each other.
+    # The first rank of the group collects and distributes, so that no two ranks wait for each other.
     tag = channel.tag_of("allgather", first, *others)
     ranks = (first, *others)
     calls = _stream(_transport(), running.topology.rank, tag, is_send=True)
@@ -238,7 +240,7 @@ def _other(doing: str, number: int, rank_type: Any) -> int:
 
 @contextlib.contextmanager
 def _doing(what: str) -> Iterator[None]:
-    """Says what this rank is waiting in, for ranks that wait for it; only of the thread that runs the script."""
+    """Says what this rank is waiting in, for ranks that wait for it. Only the script's thread says so."""
     transport = current().transport
     if transport is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -251,7 +253,7 @@ def _doing(what: str) -> Iterator[None]:
 
 
 class _Stream:
-    """The objects of one tag that go one way between this rank and another: one after the other."""
+    """The objects of one tag that go one way between this rank and another, one after the other."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -260,7 +262,7 @@ class _Stream:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Waits until other threads have sent or received their object, and keeps them waiting meanwhile.
+        """Waits until other threads have sent or received their object, and keeps them waiting within its context.
 
         Raises:
             MessageError: This thread is within a turn, so the wait would never end.
@@ -279,17 +281,17 @@ class _Streams:
     """The streams of one transport."""
 
     def __init__(self) -> None:
-        # A signal handler may ask in the thread that it interrupts.
+        # A signal handler may call this in the thread that it interrupts.
         self._lock = threading.RLock()
         self._streams: dict[tuple[int, int, bool], _Stream] = {}
 
     def find(self, other: int, tag: int, *, is_send: bool) -> _Stream:
-        """Finds the stream to or from another rank; it begins when it is first asked for."""
+        """Finds the stream to or from another rank. It begins when it is first asked for."""
         with self._lock:
             return self._streams.setdefault((other, tag, is_send), _Stream())
 
 
-# They end with their transport, whose job the numbers count in.
+# They end with their transport, since the numbers count within its job.
 _streams: weakref.WeakKeyDictionary[Transport, _Streams] = weakref.WeakKeyDictionary()
 _streams_lock = threading.RLock()
 
@@ -347,16 +349,16 @@ _NEVER = (
 
 
 def _sizes_in(header: memoryview, number: int, source: int, call: int) -> tuple[list[int], memoryview]:
-    """Returns the sizes of the parts that follow a header, and what comes after them in it.
+    """Returns the sizes of the parts that follow a header, and the rest of the header.
 
     Args:
-        header: as it came.
-        number: of the object that is due.
+        header: the header as received.
+        number: number of the object that is due.
         source: the rank that sent it.
-        call: of `smp.allgather` that it belongs to; 0 if it belongs to none.
+        call: number of the call of `smp.allgather` that it belongs to; 0 if it belongs to none.
 
     Raises:
-        MessageError: it is no header, or that of another object or call.
+        MessageError: it is no header, or the header of another object or call.
     """
     begin = _HEADER.size
     found = _HEADER.unpack(header[:begin]) if len(header) >= begin else None

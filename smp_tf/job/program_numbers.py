@@ -1,4 +1,4 @@
-"""The numbers of programs, which messages bear: no rank of a replica uses one twice."""
+"""The numbers of programs, which messages bear. No rank of a replica uses a number twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.watch.replicas import know_program
 from smp_tf.watch.steps import name_program
 
-#: The highest number that this process has used since it began: what an ended job sent means nothing to the next.
+#: The highest number that this process has used since it began. So a message of an ended job means nothing to the next.
 _used = 0
 
 
@@ -23,7 +23,7 @@ def use_next(used_by_ranks: Iterable[int]) -> int:
     """Returns a number that nobody has used, and uses it.
 
     Args:
-        used_by_ranks: the highest numbers that the ranks of a replica have used, this one's included.
+        used_by_ranks: the highest numbers that the ranks of a replica have used, with this rank's.
     """
     global _used
     _used = 1 + max(used_by_ranks)
@@ -34,7 +34,7 @@ def agree_on_number(doing: str) -> int:
     """Returns a number that no rank of this replica has used for a program before.
 
     Args:
-        doing: what the program computes, in words; the same on all ranks of the replica.
+        doing: words for what the program computes, the same on all ranks of the replica.
 
     Returns:
         The number, equal on all of them.
@@ -49,12 +49,12 @@ def agree_on_number(doing: str) -> int:
 
 
 def know_averaging(number: int, known_as: str, *, everywhere: bool) -> None:
-    """Notes that a program gives gradients, which replicas average: none can end it without the others.
+    """Notes that a program gives gradients that replicas average, so that no replica can end it without the others.
 
     Args:
-        number: of the program.
-        known_as: what its step function is known by, on all ranks.
-        everywhere: whether all replicas come here now; else only this one.
+        number: number of the program.
+        known_as: what its step function is known by on all ranks.
+        everywhere: whether all replicas call this now; else only this one does.
     """
     running = runtime.current()
     topology, transport = running.topology, running.transport
@@ -65,11 +65,11 @@ def know_averaging(number: int, known_as: str, *, everywhere: bool) -> None:
 
 
 def say(number: int, named: str) -> None:
-    """Tells reports what a program is, and the transport whose leaving keeps it from ending.
+    """Tells reports what a program is, and tells the transport which ranks it cannot end without.
 
     Args:
-        number: of the program.
-        named: what it computes, in words.
+        number: number of the program.
+        named: words for what it computes.
     """
     name_program(number, named)
     running = runtime.current()

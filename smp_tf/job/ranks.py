@@ -1,4 +1,4 @@
-"""`smp.rank()` and its kin: this rank's numbers, and the ranks of its groups."""
+"""`smp.rank()` and similar calls: this rank's numbers, and the ranks of its groups."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def local_size() -> int:
 
 
 def mp_rank() -> int:
-    """Returns the number of the partition this rank runs.
+    """Returns the number of the partition that this rank runs.
 
     Returns:
         From 0; an int.
@@ -88,7 +88,7 @@ def mp_rank() -> int:
 
 
 def mp_size() -> int:
-    """Returns the number of ranks one replica is split over.
+    """Returns the number of ranks that one replica is split over.
 
     Returns:
         An int.
@@ -104,7 +104,7 @@ def mp_size() -> int:
 
 
 def dp_rank() -> int:
-    """Returns the number of the replica this rank belongs to.
+    """Returns the number of the replica that this rank belongs to.
 
     Returns:
         From 0; an int.

@@ -1,4 +1,4 @@
-"""What `smp.init` built, for everyone who needs it until `smp.shutdown`."""
+"""What `smp.init` has built, for all that need it until `smp.shutdown`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class ProcessSets(Protocol):
-    """The groups of this rank in which collectives run; None for a group of one."""
+    """The groups of this rank in which collectives run. A group of one has none."""
 
     @property
     def mp(self) -> Any:
-        """Returns that of the ranks of this rank's replica."""
+        """Returns the group of the ranks of this rank's replica."""
 
     @property
     def dp(self) -> Any:
-        """Returns that of the ranks that hold the same weights as this one."""
+        """Returns the group of the ranks that hold the same weights as this one."""
 
     @property
     def owned(self) -> tuple[Any, ...]:
-        """Returns all that were added for smp_tf."""
+        """Returns all groups that smp_tf added."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Runtime:
     """One initialised smp_tf.
 
     Args:
-        given: The configuration as checked, before the world's size decided the rest of it.
+        given: The configuration as checked, before the world's size completed it.
         config: The configuration in force: `partitions` and `horovod` are set.
         topology: This rank's place in the world.
         process_sets: The Horovod groups of this rank.
@@ -80,7 +80,7 @@ def current_or_none() -> Runtime | None:
 
 
 def install(runtime: Runtime | None) -> None:
-    """Puts a runtime in force, or none; only init and shutdown do this."""
+    """Puts a runtime in force, or none. Only init and shutdown do this."""
     global _current, _starts
     _current = runtime
     _starts += runtime is not None

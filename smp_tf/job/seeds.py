@@ -1,4 +1,4 @@
-"""The seeds of Python, NumPy, TensorFlow and Keras: alike on all ranks, and the script's own where it sets them.
+"""The seeds of Python, NumPy, TensorFlow and Keras: equal on all ranks, and the script's own where it sets them.
 
 before smp.init    tf.random.set_seed(7)     rank 0's is taken for all, where the configuration has no seed
 after it           tf.random.set_seed(7)     Keras's initial weights follow it, as they did until TensorFlow 2.6, and so
@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 
-#: What TensorFlow draws from since `seed_everything`: whoever finds another knows that the script has set a seed.
+#: TensorFlow's generator since `seed_everything`. Where it is another one, the script has set a seed.
 _ours: Any = None
 
 
 def script_seed() -> int:
-    """Returns the seed that the script has given to TensorFlow already, else a drawn one; from 0 to 2**32 - 1."""
+    """Returns the seed that the script has given to TensorFlow, else a drawn one. It is from 0 to 2**32 - 1."""
     given = tf_internals.global_seed()
     if given is None or tf_internals.global_seed_generator() is _ours:
         return secrets.randbits(32)
@@ -38,9 +38,9 @@ def seed_set_since() -> int | None:
 def seed_everything(seed: int) -> None:
     """Seeds Python, NumPy, TensorFlow and Keras.
 
-    The same seed goes to every rank of the world, not only of a replica: a script that shuffles a data set before each
-    replica takes its share, or splits off test data, must do so alike everywhere. Ops in the step differ between
-    replicas all the same: their keys hold the dp rank.
+    All ranks of the world get the same seed, not only those of a replica. A script may shuffle a data set before each
+    replica takes its share, or split off test data, and must do so in the same way on all ranks. Random ops in the step
+    differ between replicas all the same, since their keys hold the dp rank.
 
     Args:
         seed: from 0 to 2**32 - 1.
@@ -54,7 +54,7 @@ def seed_everything(seed: int) -> None:
 
 
 class _FollowingGenerator(random.Random):
-    """Draws the seeds of Keras's initializers; begins anew whenever the script calls `tf.random.set_seed`."""
+    """Draws the seeds of Keras's initializers. It begins anew whenever the script calls `tf.random.set_seed`."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

@@ -1,4 +1,4 @@
-"""This rank's place in the world: its coordinates on the mesh, its host, its groups. No TensorFlow."""
+"""This rank's place in the world: its coordinates on the mesh, its host and its groups. It needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Topology:
     """This rank's place in the world.
 
     Args:
-        mesh: The world's arithmetic.
+        mesh: The mesh of all ranks.
         rank: This process's world rank.
         local_rank: Its number among the processes of its host.
         local_size: The number of processes on its host.
@@ -32,7 +32,7 @@ class Topology:
 
     @property
     def size(self) -> int:
-        """The number of processes."""
+        """Returns the number of processes."""
         return self.mesh.world_size
 
     @functools.cached_property
@@ -42,7 +42,7 @@ class Topology:
 
     @property
     def stage(self) -> int:
-        """Returns the stage this rank runs: its coordinate on P."""
+        """Returns the stage that this rank runs, its coordinate on P."""
         return self.place["P"]
 
     @property
@@ -52,7 +52,7 @@ class Topology:
 
     @property
     def replica(self) -> int:
-        """Returns the replica this rank belongs to: its coordinate on D."""
+        """Returns the replica that this rank belongs to, its coordinate on D."""
         return self.place["D"]
 
     @property

@@ -1,1 +1,1 @@
-"""From the import of smp_tf to a connected job, and its end."""
+"""Leads from the import of smp_tf to a connected job, and ends it."""

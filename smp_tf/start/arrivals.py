@@ -1,13 +1,13 @@
-"""Tells who has come to `smp.init`, or imported smp_tf, and whose process has ended since.
+"""Tells which ranks have imported smp_tf or come to `smp.init`, and whose processes have ended since.
 
-Before the ranks have met, one knows of the others what each leaves in the store of the launcher, `horovodrun`:
+Before the ranks have met, each leaves a note in the store of the launcher, `horovodrun`, and reads those of the others:
 
     import smp_tf ── PUT /smp_tf.0/1 ──▶ ┌───────────┐ ◀── GET /smp_tf.1/1 ── rank 0: has rank 1 come to smp.init?
                                          │ its store │
     smp.init ─────── PUT /smp_tf.1/1 ──▶ └───────────┘ ◀── GET /smp_tf.0/1 ── rank 0: where does it run, as which
                                                                               process, and does it end for another?
 
-Under other launchers, which have no such store, nothing is known; Open MPI's says itself on which host a rank ended.
+Other launchers have no such store, so nothing is known. Open MPI's launcher says itself on which host a rank ended.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ from smp_tf.start.environment import number, world_rank, world_size
 
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 _LOCAL_RANK, _LOCAL_SIZE = "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
-# The names of a few tell what is wrong, and one launcher answers all ranks.
+# How many ranks are asked about. A few names tell what is wrong, and one launcher answers all ranks.
 _MOST_NAMES = 4
 _ASKING_TIME = 3.0
-# Who is ended has as long to find out why: the launcher kills seconds later.
+# Seconds for a rank that is ended to find out why. The launcher kills it seconds later.
 _ENDING_TIME = 2.0
-# From the end of a process's connections to its own.
+# Seconds from the end of a process's connections to its own end.
 _LOST_TIME = 0.5
-# In what a rank has left: that it is about to end, and that another is the cause, or it itself.
+# Keys of a rank's note. They say that it is about to end, and whether another is the cause or it itself.
 _FOLLOWS, _FAILS = "ends for another", "ends by itself"
-# Between two looks for whose processes have ended.
+# Seconds between two looks for processes that have ended.
 _PAUSE = 0.02
 
-# What a process leaves when it imports smp_tf, before its first start.
+# The start in which a process leaves its note when it imports smp_tf, before its first real start.
 _IMPORT = 0
-# All ranks start equally often: what they have left in an earlier start is none of the next one.
+# All ranks start equally often. So notes of an earlier start do not count in the next one.
 _starts = itertools.count(_IMPORT + 1)
 
 
 def this_host() -> str:
-    """Returns what this host calls itself."""
+    """Returns this host's name for itself."""
     return socket.gethostname()
 
 
 def this_process() -> dict[str, Any]:
-    """Returns where this process runs: `host`, `machine` (see `hosts.machine`) and `pid`."""
+    """Returns where this process runs: `host`, `machine` (from `hosts.machine`) and `pid`."""
     return {"host": this_host(), "machine": hosts.machine(), "pid": os.getpid()}
 
 
 def in_words(rank: int, process: Mapping[str, Any]) -> str:
-    """Names a rank whose process is known, as `this_process` says it there."""
+    """Names a rank whose process is known by its `this_process`."""
     return f"rank {rank} (host {process['host']}, pid {process['pid']})"
 
 
 def _is_over(pid: int) -> bool:
-    """Returns whether a process that has come has ended, or is this one, with another program."""
+    """Returns whether a process that has come has ended, or has become this one with another program."""
     return pid == os.getpid() or _has_ended(pid)
 
 
 def _has_ended(pid: int) -> bool:
     try:
-        # After the command's name, which is in brackets and may hold anything.
+        # The fields after the command's name, which is in brackets and may hold anything.
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return True
@@ -76,11 +76,11 @@ def _has_ended(pid: int) -> bool:
 
 
 class Arrivals:
-    """Which ranks have come to one start, or imported smp_tf, as the launcher's store has it.
+    """Knows from the launcher's store which ranks have come to one start, or imported smp_tf.
 
     Args:
-        environment: where the launcher says how many ranks there are, and where it is.
-        imported: whether it is about the import, and not about the next start.
+        environment: the variables in which the launcher says how many ranks there are, and where it is.
+        imported: whether it is about the import and not about the next start.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ, imported: bool = False) -> None:
@@ -91,58 +91,59 @@ class Arrivals:
         # horovodrun numbers the ranks of a host without a gap.
         first = self._rank - number([_LOCAL_RANK], environment)
         self._here = range(first, first + number([_LOCAL_SIZE], environment, 1))
-        # Those that have come, and others that have imported smp_tf.
+        # The ranks that have come, and others that have imported smp_tf.
         self._known: dict[int, dict[str, Any]] = {}
         self._come: set[int] = set()
         self._entered = False
 
     @property
     def are_known(self) -> bool:
-        """Whether there is a store to ask."""
+        """Returns whether there is a store to ask."""
         return self._store is not None
 
     def enter(self) -> None:
-        """Leaves there that this rank has come."""
+        """Notes in the store that this rank has come."""
         with contextlib.suppress(_NoAnswerError):
             self._leave(time.monotonic() + _ASKING_TIME)
 
     def enter_first(self) -> bool:
-        """Leaves there that this rank has come, unless it runs as another process; returns whether it has left it."""
+        """Notes that this rank has come, unless it runs as another process. Returns whether it did."""
         deadline = time.monotonic() + _ASKING_TIME
         with contextlib.suppress(_NoAnswerError):
-            # Programs that a rank starts have its variables, and it may have begun as a program that has ended.
+            # Programs that a rank starts have its variables. The rank itself may have begun as a program that has
+            # ended.
             other = self._said(self._start, self._rank, deadline)
             if other is None or (other["machine"] == hosts.machine() and _is_over(other["pid"])):
                 self._leave(deadline)
         return self._entered
 
     def fail(self) -> None:
-        """Leaves there that this rank ends, for no other's sake; others may hear of it while its process lives."""
+        """Notes that this rank ends by itself. Others may hear of it while its process still lives."""
         with contextlib.suppress(_NoAnswerError):
             self._leave(time.monotonic() + _ASKING_TIME, **{_FAILS: True})
 
     def met(self, processes: Sequence[Mapping[str, Any]]) -> None:
-        """Notes that all have met: nobody need be asked any more who has come.
+        """Notes that all ranks have met, so that the store need not be asked any more.
 
         Args:
-            processes: what `this_process` said, in rank order.
+            processes: the results of `this_process`, in rank order.
         """
         self._known.update(enumerate(map(dict, processes)))
         self._come.update(self._known)
 
     def missing(self, seconds: float = _ASKING_TIME) -> list[int] | None:
-        """Returns the ranks that have not come, up to some; None where that cannot be known.
+        """Returns ranks that have not come, up to a number of them; None where this cannot be known.
 
         Args:
-            seconds: the most to ask for.
+            seconds: the most seconds to ask for.
         """
         deadline = time.monotonic() + seconds
         missing: list[int] = []
-        # Those of this host first: of them it is known where they are to run.
+        # Ranks of this host come first, since it is known where they are to run.
         others = (rank for rank in range(self._size) if rank not in self._here)
         try:
             if not self._entered:
-                # Whom the others do not find is called missing.
+                # A rank that the others do not find is called missing.
                 self._leave(deadline)
             for rank in (*self._here, *others):
                 if len(missing) == _MOST_NAMES or time.monotonic() > deadline:
@@ -155,16 +156,17 @@ class Arrivals:
         return sorted(missing)
 
     def lost(self) -> list[str]:
-        """Returns the ranks on this machine whose processes have ended, or end, but not for another's sake, in words.
+        """Returns words for the ranks on this machine that have ended, or end, but not because of another rank.
 
-        One that is about to has a moment. Others learn that this rank is about to end for that.
+        A rank that is about to end has a moment to do so. The others learn that this rank is about to end because of
+        it.
         """
         return self._lost(time.monotonic() + _ENDING_TIME, _LOST_TIME)
 
     def whose_end(self) -> str:
-        """Returns why the launcher ends this rank, as far as it is known: what comes after "was ended in smp.init"."""
+        """Returns words for why the launcher ends this rank, as far as known, to follow "was ended in smp.init"."""
         deadline = time.monotonic() + _ENDING_TIME
-        # At once: those whom the launcher ends as well are about to.
+        # It looks at once, since the launcher also ends other ranks.
         if lost := self._lost(deadline, 0.0):
             return f": {' and '.join(lost)} had ended"
         if self._start == _IMPORT:
@@ -177,7 +179,7 @@ class Arrivals:
         return ""
 
     def in_words(self, rank: int) -> str:
-        """Names a rank, with its host where that is known."""
+        """Names a rank, with its host where it is known."""
         if rank in self._known:
             return in_words(rank, self._known[rank])
         if rank in self._here:
@@ -189,7 +191,7 @@ class Arrivals:
         return f"rank {rank}"
 
     def missing_in_words(self, seconds: float = _ASKING_TIME) -> str:
-        """Returns the ranks that have not come, in words; "" where none is known."""
+        """Returns words for the ranks that have not come; "" where none is known."""
         missing = self.missing(seconds) or []
         names = self._names_of(missing)
         return f"{names}, which {'have' if len(missing) > 1 else 'has'} not come to it" if names else ""
@@ -219,9 +221,9 @@ class Arrivals:
             time.sleep(_PAUSE)
 
     def _silent(self, deadline: float) -> list[str]:
-        """Returns the ranks of other machines that have come, and have not said in time that they end for another.
+        """Returns the ranks of other machines that have come and did not say in time that they end because of another.
 
-        Whether their processes have ended cannot be seen from here; those that are left are ended as this one is.
+        This machine cannot see whether their processes have ended. Those that have not are ended as this one is.
         """
         machine = hosts.machine()
         silent = [rank for rank, process in sorted(self._known.items()) if process["machine"] != machine]
@@ -233,7 +235,7 @@ class Arrivals:
             time.sleep(0.01)
 
     def _follows(self, rank: int, deadline: float) -> bool:
-        """Returns whether a rank has left that it ends for another, or may have: the store does not say it any more."""
+        """Returns whether a rank has noted, or may have noted, that another is the cause. The store may be gone."""
         if self._store is None:
             return False
         try:
@@ -243,7 +245,7 @@ class Arrivals:
         return said is not None and _FOLLOWS in said
 
     def _fails(self, rank: int, deadline: float) -> bool:
-        """Returns whether a rank that still runs has left that it ends by itself."""
+        """Returns whether a rank that still runs has noted that it ends by itself."""
         if rank == self._rank:
             return False
         with contextlib.suppress(_NoAnswerError):
@@ -260,7 +262,7 @@ class Arrivals:
         return rank in self._come
 
     def _look_up(self, rank: int, deadline: float) -> None:
-        """Learns what a rank's process is, if it has come or imported smp_tf."""
+        """Learns which process a rank is, if it has come or imported smp_tf."""
         if self._has_come(rank, deadline) or rank in self._known:
             return
         said = self._said(_IMPORT, rank, deadline)
@@ -269,25 +271,25 @@ class Arrivals:
 
     def _leave(self, deadline: float, **more: object) -> None:
         said = {**this_process(), "ranks of its host": [self._here.start, self._here.stop], **more}
-        # Whoever imports smp_tf, or starts, looks there for who runs as what, and ends for whom.
+        # A rank that imports smp_tf, or starts, notes there as what it runs, and because of whom it ends.
         for start in sorted({_IMPORT, self._start}):
             self._ask("PUT", start, self._rank, deadline, json.dumps(said).encode())
         self._entered = True
 
     def _said(self, start: int, rank: int, deadline: float) -> dict[str, Any] | None:
-        """Returns what a rank has left in a start; None where it has left nothing."""
+        """Returns a rank's note in a start; None where it has left none."""
         answer = self._ask("GET", start, rank, deadline)
         try:
             said = json.loads(answer) if answer else None
         except (ValueError, RecursionError) as error:
             raise _NoAnswerError from error
         if said is not None and not _is_process(said):
-            # Another program has the port since, and says something else.
+            # Another program may have the port by now, and say something else.
             raise _NoAnswerError
         return said
 
     def _ask(self, method: str, start: int, rank: int, deadline: float, body: bytes | None = None) -> bytes:
-        """Returns what the store answers about a rank in a start; b"" where it has nothing."""
+        """Returns what the store has of a rank in a start; b"" where it has nothing."""
         left = deadline - time.monotonic()
         if self._store is None or left <= 0.0:
             raise _NoAnswerError
@@ -297,14 +299,14 @@ class Arrivals:
             answer = asking.getresponse()
             return answer.read() if answer.status == http.client.OK else b""
         except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
-            # Of hosts and ports that are none, too.
+            # This includes impossible hosts and ports.
             raise _NoAnswerError from error
         finally:
             asking.close()
 
 
 def _is_process(said: Any) -> bool:
-    """Returns whether a rank may have left this about its process: all that is read of it is there, and of its type."""
+    """Returns whether a value may be a rank's note on its process: all fields are there with their types."""
     if not isinstance(said, dict):
         return False
     host, machine, pid = (said.get(name) for name in ("host", "machine", "pid"))

@@ -1,4 +1,4 @@
-"""The transport of a job: opened to all ranks when it starts, and left with a goodbye when it ends."""
+"""Opens the transport of a job to all ranks when it starts, and leaves it with a goodbye when it ends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def open_transport(job: Job) -> None:
     """Connects this rank to all others, which prove that they know the job's secret.
 
     Args:
-        job: where it is and who the others are is known; a world of one process has no transport.
+        job: the job, which knows this rank's place and the other ranks. A world of one process has no transport.
     """
-    # It loads TensorFlow, which must be known to be the right one first.
+    # It loads TensorFlow, whose version must be checked first.
     from smp_tf.ops.transport import Transport, TransportOptions
 
     if job.world.size == 1:
@@ -32,7 +32,7 @@ def open_transport(job: Job) -> None:
         single_host=single_host,
         local_size=job.topology.local_size,
         watch_launcher=job.launched,
-        # The watch over the start hears them until all are connected, where it does.
+        # Where the watch over the start hears signals, it does so until all are connected.
         watch_signals=not job.watch.hears_signals,
         read_memory=job.reads,
         huge_pages=job.huge_pages,
@@ -66,7 +66,7 @@ def leave(job: Job) -> None:
     """Says goodbye to the other ranks, in good order, and closes the transport.
 
     Args:
-        job: ends.
+        job: the job that ends.
     """
     if job.transport is None:
         return
@@ -78,7 +78,7 @@ def leave(job: Job) -> None:
 
 
 def _name_unclaimed(job: Job) -> None:
-    """Says, on the rank they were sent to, which messages of the script nobody has received."""
+    """Says which messages of the script to this rank nobody has received."""
     assert job.transport is not None
     for source, count in sorted(job.transport.unclaimed().items()):
         tell_in_time(

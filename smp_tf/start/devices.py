@@ -1,4 +1,4 @@
-"""Threads and GPUs: this process's share of its host."""
+"""Gives this process its share of the host's threads and GPUs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from smp_tf.config.config import Config
 def share_threads(config: Config, local_size: int) -> str | None:
     """Sets TensorFlow's threads per op, and how many ops it runs at once.
 
-    Several processes on a host would each start as many threads per op as there are cores, and slow
-    each other down. One process alone keeps TensorFlow's own choice. As many ops at once as there
-    are cores are not too many for several either: while one of them waits in a pipeline, another
-    has the cores to itself. That is worth less, the less they wait (measured: docs/speed.md).
+    Without this, several processes on a host would each start as many threads per op as there are cores, and slow each
+    other down. One process alone keeps TensorFlow's own choice. As many ops at once as there are cores are not too many
+    for several processes: while one of them waits in a pipeline, another has the cores to itself. The less they wait,
+    the less this is worth (measured in docs/speed.md).
 
     Args:
-        config: `intra_op_threads` and `inter_op_threads` are used if they are set.
+        config: the configuration. `intra_op_threads` and `inter_op_threads` are used if they are set.
         local_size: The number of processes on this host.
 
     Returns:
@@ -27,7 +27,7 @@ def share_threads(config: Config, local_size: int) -> str | None:
     threading = tf.config.threading
     cores = len(os.sched_getaffinity(0))
     threads, at_once = config.intra_op_threads, config.inter_op_threads
-    # A number the user gave to TensorFlow directly stays in force.
+    # A number that the user gave to TensorFlow directly stays in force.
     is_given = "TF_NUM_INTRAOP_THREADS" in os.environ or threading.get_intra_op_parallelism_threads() != 0
     if threads is None and local_size > 1 and not is_given:
         threads = max(1, cores // local_size)
@@ -61,7 +61,7 @@ def _number(count: int | None, what: str) -> str:
 
 
 def pin_gpu(local_rank: int, local_size: int) -> str | None:
-    """Gives this process one GPU of its host, by local rank; does nothing where there are none.
+    """Gives this process one GPU of its host, by local rank. Does nothing where there are none.
 
     Args:
         local_rank: This process's number on its host.

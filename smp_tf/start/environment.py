@@ -1,4 +1,4 @@
-"""Checks what TensorFlow and Horovod must find in the process: variables, versions, Keras 2."""
+"""Sets and checks what TensorFlow and Horovod must find in the process: variables, versions and Keras 2."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 _DYNAMIC_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _CYCLE_TIME = "HOROVOD_CYCLE_TIME"
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-# Variables that hold the number of processes, where Horovod sees all of them.
+# Variables with the number of processes, for launchers whose processes Horovod sees.
 _WORLD_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _WORLD_RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-# Milliseconds between two looks of Horovod's thread for work: about a hundredth of a core, and init gets 0.3 s longer.
+# Milliseconds between two looks of Horovod's thread for work. They cost about a hundredth of a core, and 0.3 s in init.
 _RARELY = "50"
 # The default of the configuration, for a Horovod that the script starts before smp.init.
 _USUAL_STALL_TIMEOUT = 1800.0
-# Seconds by which Horovod gives up later than smp_tf, which can say who is waited for.
+# Seconds by which Horovod gives up later than smp_tf, since smp_tf can say who is waited for.
 _LATER = 60
-# Horovod reads its seconds as an int; three years.
+# The most seconds, three years. Horovod reads them as an int.
 _LONGEST = 100_000_000
 _TRUE = ("1", "true", "True")
 
-# True when Horovod was running before smp_tf could ask it for dynamic process sets. Only the import
-# can tell: afterwards the variable is set whatever Horovod saw when it started.
+# True when Horovod was running before smp_tf could ask it for dynamic process sets. Only the import can tell this,
+# since afterwards the variable is set, whatever Horovod saw when it started.
 _horovod_started_without_sets = False
-# Whether nobody but `make_horovod_wait` has set Horovod's patience.
+# Whether only `make_horovod_wait` has set Horovod's patience.
 _patience_is_ours = False
 
 
@@ -51,13 +51,13 @@ def prepare() -> None:
 
 
 def rest_horovod(partitions: int | None, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Makes Horovod's thread look for work rarely, where one replica gives it none.
+    """Makes Horovod's thread look rarely for work, where one replica gives it none.
 
-    It looks every millisecond otherwise, which takes up to a fifth of a core from every rank. Horovod reads the
-    variable when it starts; who has set it is left alone.
+    Otherwise it looks every millisecond, which takes up to a fifth of a core from every rank. Horovod reads the
+    variable when it starts. A value of the user's stays.
 
     Args:
-        partitions: stages of a replica; None for all processes.
+        partitions: number of stages of a replica; None for all processes.
         environment: the variables to read and set.
     """
     if partitions in (None, world_size(environment)):
@@ -65,13 +65,13 @@ def rest_horovod(partitions: int | None, environment: MutableMapping[str, str] =
 
 
 def make_horovod_wait(stall_timeout: float, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Makes Horovod wait for a rank as long as the configuration says, where there are several.
+    """Makes Horovod wait for a rank as long as the configuration says, where there are several ranks.
 
-    Over Gloo it waits 30 s otherwise for a rank that is stopped or starts late, and then ends on all. Every rank reads
-    the variable when Horovod starts there; who has set it is left alone.
+    Otherwise Horovod over Gloo waits 30 s for a rank that is stopped or starts late, and then ends on all ranks. Every
+    rank reads the variable when Horovod starts there. A value of the user's stays.
 
     Args:
-        stall_timeout: seconds that a rank which is alive may keep the others waiting.
+        stall_timeout: seconds that a living rank may keep the others waiting.
         environment: the variables to read and set.
     """
     global _patience_is_ours
@@ -79,22 +79,22 @@ def make_horovod_wait(stall_timeout: float, environment: MutableMapping[str, str
         return
     if _patience_is_ours or _GLOO_TIMEOUT not in environment:
         _patience_is_ours = True
-        # From a rank's stop to the step in which others wait for it may pass as long again.
+        # As much time again may pass from a rank's stop to the step in which others wait for it.
         environment[_GLOO_TIMEOUT] = str(min(_LONGEST, math.ceil(2 * stall_timeout) + _LATER))
 
 
 def world_size(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of processes as the launcher says it, before Horovod has started; 1 without a launcher."""
+    """Returns the launcher's number of processes, also before Horovod has started; 1 without a launcher."""
     return number(_WORLD_SIZES, environment, 1)
 
 
 def world_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of this process as the launcher says it, before Horovod has started."""
+    """Returns the launcher's number of this process, also before Horovod has started."""
     return number(_WORLD_RANKS, environment)
 
 
 def number(names: Sequence[str], environment: Mapping[str, str] = os.environ, otherwise: int = 0) -> int:
-    """Returns the first of some variables that holds a number; `otherwise` where none does."""
+    """Returns the number in the first of some variables that holds one; `otherwise` where none does."""
     return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), otherwise)
 
 
@@ -130,8 +130,7 @@ def require_tf_keras() -> None:
             f"smp_tf works with tf_keras (the Keras 2 API), and {_LEGACY_KERAS}={asked} in the "
             f"environment asks TensorFlow for Keras 3. Set {_LEGACY_KERAS}=1, or do not set it."
         )
-    # TensorFlow notes at import which Keras it routes to; there is no public way to ask without
-    # importing that Keras.
+    # TensorFlow notes at import which Keras it routes to. There is no public way to ask without importing that Keras.
     if tensorflow is not None and getattr(tensorflow, "_tf_uses_legacy_keras", True) is False:
         raise EnvironmentSetupError(
             "tf.keras is Keras 3 in this process, because TensorFlow was imported before smp_tf; "
@@ -141,7 +140,7 @@ def require_tf_keras() -> None:
 
 
 def require_tf_keras_for(module: str) -> None:
-    """Refuses to go on in a script that has imported TensorFlow, with Keras 3, above a module that stands for smp_tf.
+    """Refuses to go on in a script that has imported TensorFlow with Keras 3 before a module that stands for smp_tf.
 
     Args:
         module: the module that the script imports, for the message.
@@ -158,13 +157,13 @@ def require_tf_keras_for(module: str) -> None:
 
 
 def require_tensorflow() -> ModuleType:
-    """Returns the imports TensorFlow and tf_keras and checks their versions.
+    """Imports TensorFlow and tf_keras, and checks their versions.
 
     Returns:
         The module `tensorflow`.
 
     Raises:
-        EnvironmentSetupError: One is missing, too old, or Keras 3 is active.
+        EnvironmentSetupError: One of them is missing or too old, or Keras 3 is active.
     """
     require_tf_keras()
     try:

@@ -1,4 +1,4 @@
-"""Tells which processes are on one machine, and over what those on different ones speak."""
+"""Tells which processes are on one machine, and over which interfaces those on different machines speak."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from smp_tf.errors import EnvironmentSetupError
 
-# Set by horovodrun: the interface over which it found that all hosts reach each other, or that it was told to take.
+# Variable of horovodrun with the interface over which all hosts reach each other, or that the user gave to it.
 _INTERFACE = "HOROVOD_GLOO_IFACE"
 _DEVICES = "UCX_NET_DEVICES"
-# What horovodrun names where all processes are on its own host, and they may be in several containers; UCX finds no way
-# from one of them to another over it.
+# The interface that horovodrun names where all processes are on its own host. They may be in several containers,
+# between which UCX finds no way over it.
 _LOOPBACK = "lo"
-# Of processes that differ in one of these the one may not see the other, or has no memory to share with it.
+# Where two processes differ in one of these, one may not see the other, or they cannot share memory.
 _NAMESPACES = ("pid", "ipc")
 
 _READING = "SMP_TF_READ_MEMORY"
@@ -33,7 +33,7 @@ _ALL_INTERFACES = (
 
 
 def machine() -> str:
-    """Returns a name that is equal on processes that can share memory, and on no others, such as other containers."""
+    """Returns a name that is equal on processes that can share memory, but not on others, such as other containers."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     parts = [socket.gethostname(), boot.read_text().strip() if boot.exists() else ""]
     namespaces = [Path("/proc/self/ns") / name for name in _NAMESPACES]
@@ -41,28 +41,28 @@ def machine() -> str:
 
 
 def network_devices(environment: Mapping[str, str] = os.environ) -> str:
-    """Returns the interface that messages between hosts go over, as the launcher says it; "" for any."""
-    # Horovod speaks over it, and nothing else is to be opened to the network.
+    """Returns the launcher's interface for messages between hosts; "" for any."""
+    # Horovod speaks over it. Nothing else is to be opened to the network.
     interface = environment.get(_INTERFACE, "")
     return "" if interface == _LOOPBACK else interface
 
 
 def note_on_network(single_host: bool, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Returns what the user should know of the network interfaces that are opened.
+    """Returns what the user should know about the network interfaces that are opened.
 
     Args:
-        single_host: whether none is.
+        single_host: whether no interface is opened.
         environment: the variables to look at.
 
     Returns:
-        A sentence or two; None if only those are opened that somebody has chosen.
+        A sentence or two; None if only interfaces are opened that somebody has chosen.
     """
     chosen = network_devices(environment) or environment.get(_DEVICES)
     return None if single_host or chosen else _ALL_INTERFACES
 
 
 def may_read_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether ranks of one host fetch large tensors from each other's memory, where the system lets them.
+    """Returns whether ranks of one host may fetch large tensors from each other's memory.
 
     Args:
         environment: the variables to look at.
@@ -74,7 +74,7 @@ def may_read_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def may_use_huge_pages(environment: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether the memory that large tensors lie in is moved into huge pages, where the system has them.
+    """Returns whether the memory of large tensors may be moved into huge pages.
 
     Args:
         environment: the variables to look at.
@@ -86,7 +86,7 @@ def may_use_huge_pages(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _is_on(name: str, environment: Mapping[str, str]) -> bool:
-    """Returns whether a variable that is "on" where nobody sets it is so."""
+    """Returns whether a variable is "on", its default."""
     said = environment.get(name, "on")
     if said not in ("on", "off"):
         raise EnvironmentSetupError(f'{name} is "on" or "off"; received {said!r}')
@@ -94,13 +94,13 @@ def _is_on(name: str, environment: Mapping[str, str]) -> bool:
 
 
 def note_on_reading(tried: bool, machines: Sequence[str], rank: int, readable: Sequence[bool]) -> str | None:
-    """Returns what the user should know of how large tensors go between the ranks of this host.
+    """Returns what the user should know about how large tensors travel between the ranks of this host.
 
     Args:
-        tried: whether they were to be read from the memory of their senders.
-        machines: the `machine` of every rank.
-        rank: this one.
-        readable: of every rank, whether this one can read its memory.
+        tried: whether it was tried to read them from the memory of their senders.
+        machines: every rank's `machine`.
+        rank: this rank.
+        readable: for every rank, whether this one can read its memory.
 
     Returns:
         A sentence or two; None if there is nothing to say.

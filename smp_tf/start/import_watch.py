@@ -1,13 +1,13 @@
-"""Lets a rank that its launcher ends between `import smp_tf` and `smp.init` say whose process had ended.
+"""Lets a rank that is ended between `import smp_tf` and `smp.init` say whose process had ended before.
 
     import smp_tf ──▶ a handler of SIGTERM ──▶ smp.init: StartWatch hears it from here on
                               │
                               ▼
        "rank 0 (host a) was ended by SIGTERM before smp.init: rank 1 (host a, pid 7) had ended."
 
-Before the import no code of smp_tf runs: a script that imports TensorFlow first is ended there without a word. So is
-one that is in native code for seconds, when the launcher kills it: Python calls handlers between two of its own steps.
-It is Horovod that may be there for long; where the script starts it itself, SIGTERM is left as it was.
+Before the import no code of smp_tf runs. A script that imports TensorFlow first is ended there without a word. So is a
+script that is in native code for seconds when the launcher kills it, since Python calls handlers only between two of
+its own steps. Horovod may be in native code for long. Where the script starts it itself, SIGTERM is left as it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-# Imported already, and with it what finds the words: a handler may run in the midst of another import.
+# Imported here, with all that finds the words, since a handler may run in the midst of another import.
 from smp_tf.announce import tell_in_time
 from smp_tf.start.arrivals import Arrivals, this_host
 from smp_tf.start.environment import world_rank
@@ -30,16 +30,16 @@ _watch: _ImportWatch | None = None
 
 
 def start(environment: Mapping[str, str] = os.environ) -> None:
-    """Tells the launcher of this rank and watches from here on, where nobody else hears SIGTERM.
+    """Tells the launcher of this rank, and watches from here on, where nobody else hears SIGTERM.
 
-    Does nothing where the launcher cannot be asked.
+    It does nothing where the launcher cannot be asked.
 
     Args:
-        environment: where the launcher says how many ranks there are, and where it is.
+        environment: the variables in which the launcher says how many ranks there are, and where it is.
     """
     global _watch
     arrivals = Arrivals(environment, imported=True)
-    # An import does not fail for want of somebody to tell.
+    # An import does not fail because the launcher does not answer.
     with contextlib.suppress(OSError):
         # A program that a rank has started, such as a worker that reads data, is no rank.
         if not arrivals.are_known or not arrivals.enter_first():
@@ -51,9 +51,9 @@ def start(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def stop() -> None:
-    """Leaves SIGTERM as it was; a handler that the script has put there since stays."""
+    """Restores SIGTERM as it was. A handler that the script has set since stays."""
     global _watch
-    # Of other threads Python takes no handlers; what is there says nothing from here on.
+    # Python takes no handlers from other threads. The handler that is there says nothing from here on.
     if _watch is not None and _is_main_thread() and signal.getsignal(signal.SIGTERM) == _watch.on_signal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _watch = None
@@ -64,7 +64,7 @@ def _is_main_thread() -> bool:
 
 
 def _is_caught(number: signal.Signals) -> bool:
-    """Returns whether there is a handler, of native code's too, of which Python does not know."""
+    """Returns whether there is a handler that Python does not know, such as one of native code."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         caught = Path("/proc/self/status").read_text(encoding="utf-8").partition("SigCgt:")[2].split()[0]
         return bool(int(caught, 16) >> (number - 1) & 1)
@@ -73,9 +73,9 @@ def _is_caught(number: signal.Signals) -> bool:
 
 @functools.cache
 def _keep_from_children() -> None:
-    """Lets children that are forked end as signals say.
+    """Lets forked children end by signals as usual.
 
-    Python drops what it has not handled when it forks, so that the signal of who ends a child at once was lost.
+    Python drops unhandled signals when it forks. So the signal of someone who ends a child at once would be lost.
     """
     forking = threading.local()
 
@@ -97,13 +97,13 @@ class _ImportWatch:
         self._arrivals, self._rank = arrivals, rank
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Says it, and ends the process as the signal does by itself."""
+        """Says why, and ends the process as the signal by itself would."""
         signal.signal(number, signal.SIG_DFL)
         try:
-            # A script may have kept it, to call it from a handler of its own.
+            # A script may have kept the handler, to call it from its own.
             if _watch is self:
                 line = f"smp_tf: rank {self._rank} (host {this_host()}) was ended by SIGTERM before smp.init"
                 tell_in_time(f"{line}{self._arrivals.whose_end()}.")
         finally:
-            # Whether there were words or not.
+            # This happens whether there were words or not.
             os.kill(os.getpid(), number)

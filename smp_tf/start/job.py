@@ -1,4 +1,4 @@
-"""A job that is being started or runs: what its parts know of each other."""
+"""A job that starts or runs, as its parts know it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Job:
-    """A job of this process, from its start to its end; each part that is started adds what it knows.
+    """A job of this process, from its start to its end. Each part that is started adds what it knows.
 
     Args:
         given: the configuration as checked.
-        watch: says who is waited for while the job starts.
-        at_exit: is called when Python ends before the job does.
+        watch: says whom the start waits for.
+        at_exit: called when Python ends before the job does.
         others_time: seconds to wait for the goodbyes of others when this rank leaves.
         launched: whether a launcher started this process.
         world: where this process is.
         config: the configuration in force.
         reads, huge_pages: whether this process may read others' memory, and use huge pages.
-        hellos: what every rank said of itself.
+        hellos: what every rank said about itself.
         exchange: gives every rank what every rank says.
         plan_file: the plans to run with; None where plans are made.
         topology: this rank's place in the world.

@@ -1,11 +1,11 @@
-"""The secret of a job, which proves to a rank that another process is one of the job's.
+"""The secret of a job. It proves to a rank that another process belongs to the job.
 
     SMP_TF_SECRET, SMP_TF_SECRET_FILE ── the launcher, or a file that its owner alone reads ──┐
     a random part of every rank ── over Horovod, in the clear ────────────────────────────────┴─▶ the secret
 
-What ranks tell each other before they are connected goes through Horovod, unencrypted. So without a part that comes
-another way, who listens to the network between hosts knows the secret too. With it, nobody can work it out from what
-was sent: all ranks have the same part, which they show each other, and nobody tells it.
+Before ranks are connected, their messages go through Horovod, unencrypted. So without a part that comes another way, a
+listener on the network between hosts knows the secret, too. With this part, nobody can compute the secret from what was
+sent. All ranks have the same part and prove that to each other, but no rank sends it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NOTE = (
 
 
 def given(environment: Mapping[str, str] = os.environ) -> bytes:
-    """Returns the part of the secret that came another way than over the network; empty where there is none.
+    """Returns the part of the secret that did not come over the network; empty where there is none.
 
     Args:
         environment: The variables to look at.
 
     Raises:
-        EnvironmentSetupError: It is too short, or stands in a file that others may read or change.
+        EnvironmentSetupError: The part is too short, or is in a file that others may read or change.
     """
     text, path = environment.get(_GIVEN, ""), environment.get(_FILE, "")
     if text and path:
@@ -77,11 +77,11 @@ def agree(
     exchange: Callable[[bytes, str], list[bytes]],
     describe: Callable[[int], str],
 ) -> tuple[bytes, list[bytes]]:
-    """Returns the exchanges the ranks' addresses, and makes the job's secret; every rank calls it.
+    """Exchanges the ranks' addresses, and makes the job's secret. Every rank calls it.
 
     Args:
-        own: What `given` returned.
-        address: Of this rank.
+        own: The result of `given`.
+        address: The address of this rank.
         exchange: Gives every rank what every rank says, in rank order.
         describe: Names a rank for messages.
 
@@ -109,12 +109,12 @@ def made_of(own: bytes, parts: Sequence[bytes]) -> bytes:
     """Makes the secret of a job.
 
     Args:
-        own: What all ranks were given another way; empty where that is nothing.
-        parts: What the ranks have drawn, in rank order.
+        own: The part that all ranks were given another way; empty where there is none.
+        parts: The parts that the ranks have drawn, in rank order.
     """
     return hmac.digest(own, b"smp_tf: the secret of a job\n" + b"".join(parts), hashlib.sha256)
 
 
 def _check(own: bytes, part: bytes) -> bytes:
-    """Shows others that a rank has been given the same, without telling what."""
+    """Returns a proof that a rank was given the same part, without telling the part."""
     return hmac.digest(own, b"smp_tf: was given the same\n" + part, hashlib.sha256) if own else bytes(_CHECK_BYTES)

@@ -1,4 +1,4 @@
-"""Tells who started this process, and whether Horovod agrees about how many there are."""
+"""Tells who started this process, and whether Horovod agrees about the number of processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from smp_tf.errors import LauncherError
 
-# Variable that holds the number of processes -> who sets it. Slurm's counts tasks of the whole job.
+# Variable that holds the number of processes -> the launcher that sets it. Slurm's counts the tasks of the whole job.
 _WORLD_VARIABLES = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
     "PMI_SIZE": "an MPI launcher (PMI)",
@@ -22,11 +22,11 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def check_world(world_size: int, built_with: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuses N worlds of one process where a launcher made one world of N.
+    """Refuses N worlds of one process each where a launcher made one world of N.
 
     Args:
         world_size: The number of processes Horovod sees.
-        built_with: What Horovod was built with, in words, such as "Gloo".
+        built_with: Words for what Horovod was built with, such as "Gloo".
         environment: The variables to look at.
 
     Raises:

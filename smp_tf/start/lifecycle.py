@@ -1,4 +1,4 @@
-"""`smp.init` and `smp.shutdown`: everything that is built before a model, and ended after it.
+"""`smp.init` and `smp.shutdown`, which build and end everything that a model needs.
 
 init      the parts of `smp_tf/start/parts.py`, one after the other
 shutdown  callbacks ─▶ barrier ─▶ the parts backwards
@@ -23,22 +23,21 @@ from smp_tf.start.environment import require_tensorflow
 from smp_tf.start.job import Job
 from smp_tf.start.start_watch import StartWatch
 
-# How long a rank that is done waits for the others; then it is taken that they wait for it.
+# Seconds that a rank which is done waits for the others. Then they are assumed to wait for it.
 _OTHERS_TIME = 30.0
 
 _job: Job | None = None
 
 
 def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> None:
-    """Starts smp_tf; the first call of a script.
+    """Starts smp_tf. It is the first call of a script.
 
-    Starts Horovod, pins a GPU where there are any, builds the groups, opens the transport and seeds
-    Python, NumPy and TensorFlow alike on all ranks. A second call with the same configuration does
-    nothing.
+    It starts Horovod, pins a GPU where there are any, builds the groups, opens the transport, and gives Python, NumPy
+    and TensorFlow the same seed on all ranks. A second call with the same configuration does nothing.
 
     Args:
-        config: A mapping, the path of a JSON or YAML file, or None for the JSON in the environment
-            variable SM_HP_MP_PARAMETERS, or the defaults when that is not set.
+        config: A mapping; the path of a JSON or YAML file; or None for the JSON in the environment variable
+            SM_HP_MP_PARAMETERS, and for the defaults when that is not set.
 
     Raises:
         ConfigError: A key or value is not allowed, or partitions and processes do not fit.
@@ -62,13 +61,13 @@ def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> No
 
 
 def shutdown() -> None:
-    """Ends groups, transport and plans; afterwards `smp.init` may be called again.
+    """Ends groups, transport and plans. Afterwards `smp.init` may be called again.
 
-    Every rank must call it. Does nothing when smp_tf is not initialised.
+    Every rank must call it. It does nothing when smp_tf is not initialised.
 
     Raises:
         PeerError: A rank ended before.
-        CheckpointError: Steps have left state of a restored checkpoint over.
+        CheckpointError: State of a restored checkpoint is left that no step has taken.
 
     Example:
         >>> smp.shutdown()
@@ -78,7 +77,7 @@ def shutdown() -> None:
     if running is None:
         return
     run_at_shutdown()
-    # No rank says goodbye while another still works with it.
+    # No rank says goodbye while another still needs it.
     topology = running.topology
     running.control.allgather(None, range(topology.size), "smp.shutdown")
     _stop()
@@ -86,9 +85,9 @@ def shutdown() -> None:
 
 
 def _stop(*, at_exit: bool = False) -> None:
-    """Ends the parts of the job that runs; also when Python ends."""
+    """Ends the parts of the running job, also when Python ends."""
     global _job
-    # What smp.init did not build, as when a test puts a runtime of its own in force, has no parts.
+    # A runtime that smp.init did not build, such as a test's own, has no parts.
     if _job is not None:
         parts.stop(_job, at_exit=at_exit)
         _job = None
@@ -98,24 +97,24 @@ def _stop(*, at_exit: bool = False) -> None:
 def _leave_at_exit() -> None:
     running = runtime.current_or_none()
     if running is None or os.getpid() != running.topology.pids[running.topology.rank]:
-        return  # ended already, or a child that the script forked
+        return  # it has ended already, or this is a child that the script forked
     if _job is None:
         return
     if _job.hooks is not None and _job.hooks.failed:
-        # The transport stays until Python has ended: its thread ends a process that does not end by itself.
+        # The transport stays until Python has ended, since its thread ends a process that does not end by itself.
         if _job.steps is not None:
             _job.steps.stop()
     else:
-        # Horovod ends for all ranks when it ends on one, and those of other stages may still average over replicas.
+        # When Horovod ends on one rank, it ends for all. Ranks of other stages may still average over replicas.
         _job.others_time = _OTHERS_TIME if running.topology.replicas > 1 else 0.0
         _stop(at_exit=True)
 
 
 def end_all(error: Exception) -> None:
-    """Tells all ranks of an error that ends this one, where there are several; a command catches it and tells it here.
+    """Tells all ranks of an error that ends this one. A command that catches the error calls it.
 
     Args:
-        error: why it ends.
+        error: the error that ends it.
     """
     if _job is not None and _job.hooks is not None:
         _job.hooks.end_all(error)

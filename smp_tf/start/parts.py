@@ -1,4 +1,4 @@
-"""What a job is made of: each part with how it starts and how it stops, in the order in which they start.
+"""The parts of a job, each with its start and its stop, in the order in which they start.
 
 smp.init       from the first to the last
 smp.shutdown   from the last to the first
@@ -31,7 +31,7 @@ from smp_tf.watch.failure import FailureHooks
 from smp_tf.watch.replicas import ReplicaWatch
 from smp_tf.watch.steps import StepWatch
 
-# TensorFlow and Horovod must be known to be the right ones before they are imported: that is done in functions.
+# TensorFlow and Horovod must be checked before they are imported, so functions import them.
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,11 @@ class Part:
     """A part of a job.
 
     Args:
-        what: what it is, in words.
-        start: starts it; what it knows it adds to the job.
-        stop: stops it; None where there is nothing to stop.
-        is_left_at_exit: whether it is left as it is where Python ends before the job does, without the other ranks.
+        what: words for the part.
+        start: starts the part, and adds to the job what it knows.
+        stop: stops the part; None where there is nothing to stop.
+        is_left_at_exit: whether the part is left as it is when Python ends before the job does, without the other
+            ranks.
     """
 
     what: str
@@ -55,17 +56,17 @@ def start(job: Job) -> None:
     """Starts all parts of a job.
 
     Args:
-        job: new.
+        job: a new job.
     """
     for part in PARTS:
         part.start(job)
 
 
 def stop(job: Job, *, at_exit: bool = False) -> None:
-    """Ends all parts of a job, backwards.
+    """Ends all parts of a job, in the opposite order.
 
     Args:
-        job: runs.
+        job: the running job.
         at_exit: whether Python ends.
     """
     for part in reversed(PARTS):
@@ -95,7 +96,7 @@ def _find_place(job: Job) -> None:
 
 
 def _share_devices(job: Job) -> None:
-    """Sets threads and GPU before the first op, which fixes them for the process."""
+    """Sets threads and GPU before the first op, since that fixes them for the process."""
     from smp_tf.start import devices
 
     world = job.world
@@ -110,7 +111,7 @@ def _share_devices(job: Job) -> None:
 
 
 def _greet(job: Job) -> None:
-    """Exchanges who is where, and checks that all ranks run the same thing."""
+    """Exchanges where the ranks are, and checks that all of them run the same thing."""
     import tensorflow as tf
 
     from smp_tf.collectives.process_sets import exchange_bytes
@@ -163,7 +164,7 @@ def _seed(job: Job) -> None:
 
 
 def _hook_failures(job: Job) -> None:
-    """Tells the other ranks how this one ends, from here on."""
+    """Sets the hooks that tell the other ranks how this one ends."""
     if job.transport is not None:
         job.hooks = FailureHooks(job.transport, job.topology.describe(job.topology.rank))
         job.hooks.install()
@@ -185,7 +186,7 @@ def _watch_steps(job: Job) -> None:
     )
     job.steps = StepWatch(job.transport, topology.describe, beside=replica_watch.look)
     job.steps.start()
-    # A crash in native code shows where it happened, in Python's terms.
+    # A crash in native code then shows the line of Python where it happened.
     if not faulthandler.is_enabled() and sys.__stderr__ is not None:
         faulthandler.enable(file=sys.__stderr__)
 
@@ -197,7 +198,7 @@ def _stop_watching(job: Job) -> None:
 
 
 def _hook_exit(job: Job) -> None:
-    """Registers what ends the job with Python; Horovod's own callback was registered before, so it runs after."""
+    """Registers the end of the job at Python's end. Horovod's callback was registered before, so it runs after."""
     if job.transport is not None:
         atexit.register(job.at_exit)
 

@@ -1,8 +1,8 @@
-"""Removes shared memory that a rank which was killed has left.
+"""Removes shared memory that a killed rank has left.
 
-While it is loaded, UCX makes a System V segment of a page, on which it tries out its hooks on memory, and removes it a
-moment later. A rank that is killed in that moment cannot, and the system keeps such segments for ever; so ranks that
-look whose process has ended remove what is left of it.
+While UCX is loaded, it makes a System V segment of one page, tries its memory hooks on it, and removes it a moment
+later. A rank that is killed in that moment cannot remove it, and the system keeps such segments for ever. So the ranks
+that look for ended processes remove their segments.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _LIST = Path("/proc/sysvipc/shm")
 _REMOVE = 0  # IPC_RMID
 _OF_NOBODY_ELSE = "0"  # IPC_PRIVATE
 _PAGE = os.sysconf("SC_PAGESIZE")
-# A process of another job may have had the same number before. Ranks of a job start within less.
+# Seconds after which a process with the same number belonged to another job. Ranks of a job start within less.
 _OLDEST = 3600.0
-# A process that has ended may have a thread that has not, and with it what is mapped.
+# A process that has ended may have a thread that has not, and that still maps memory.
 _UNMAPPING_TIME = 0.5
 
 _libc = ctypes.CDLL(None)
@@ -26,10 +26,10 @@ _libc.shmctl.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
 
 
 def remove_left_by(pid: int) -> None:
-    """Removes segments of a page that a process which has ended made for itself, and that nobody uses.
+    """Removes one-page segments that an ended process made for itself, and that nobody uses.
 
     Args:
-        pid: the process, which ran as this user and on this machine.
+        pid: the number of the process, which ran as this user and on this machine.
     """
     until = time.monotonic() + _UNMAPPING_TIME
     while left := _made_by(pid):
@@ -43,7 +43,7 @@ def remove_left_by(pid: int) -> None:
 
 
 def _made_by(pid: int) -> dict[int, bool]:
-    """Returns such segments, and whether somebody has them mapped."""
+    """Returns such segments of a process, and whether somebody has them mapped."""
     try:
         header, *lines = _LIST.read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Keeps what is meant for standard output or standard error from going into another file.
+"""Keeps text for standard output or standard error from going into another file.
 
-Where a process is started without one (`python train.py 2>&-`), the next file that it opens has that one's number: a
-checkpoint or a connection, say, into which what libraries write to "standard error" then goes.
+A process may be started without one of them (`python train.py 2>&-`). Then the next file that it opens, such as a
+checkpoint or a connection, gets its number. What libraries write to "standard error" would go into that file.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ _STANDARD = 3
 
 
 def open_those_missing() -> None:
-    """Opens /dev/null in place of those of standard input, output and error that are closed."""
+    """Opens /dev/null for each of standard input, output and error that is closed."""
     for descriptor in range(_STANDARD):
         try:
             os.fstat(descriptor)
         except OSError:
-            # It has the lowest number that is free, which is this one.
+            # It gets the lowest free number, which is this one.
             opened = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(opened, True)

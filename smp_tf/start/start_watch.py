@@ -1,8 +1,8 @@
-"""Says in `smp.init` which ranks are waited for, and ends a start that waits longer than `stall_timeout` for them.
+"""Says in `smp.init` which ranks the start waits for, and ends a start that waits longer than `stall_timeout`.
 
-Until the transport is connected ranks meet in Horovod, which does not say whom it waits for, and cannot be interrupted.
-When a rank ends there, the launcher sends SIGTERM to the others, which say who it was before they end. One that hears
-of it through Horovod has an error to print, and the same signal on its way:
+Until the transport is connected, ranks meet in Horovod, which does not say whom it waits for and cannot be interrupted.
+When a rank ends there, the launcher sends SIGTERM to the others. They say which rank it was before they end. A rank
+that hears of it through Horovod has an error to print, while the same signal is on its way:
 
     PeerError ──▶ traceback ──▶ the start is left, the error has told the cause
         └──────▶ SIGTERM before that ──▶ "rank 0 (host a) was ended by SIGTERM in smp.init: Rank 1 ended while ..."
@@ -25,27 +25,28 @@ from smp_tf.start.arrivals import Arrivals, this_host
 from smp_tf.start.environment import world_rank, world_size
 from smp_tf.watch.exception_hooks import ExceptionHooks, chain_of
 
-# As long as messages are waited for without a word.
+# Seconds of waiting until something is said, as for messages.
 PATIENCE = 30.0
 _AWAITED = "other ranks"
-# Who waits for years waits again: clocks and locks cannot wait as long.
+# The longest single wait, since clocks and locks cannot wait for years. After it the wait begins anew.
 _LONGEST_WAIT = 3600.0
-# For the traceback of a start's error. The launcher's signal takes less; a script that catches the error may go on.
+# Seconds for the traceback of a start's error. The launcher's signal takes less. A script that catches the error may go
+# on.
 _PRINTING_TIME = 2.0
 _unprinted: _Unprinted | None = None
 
 
 class StartWatch:
-    """Watches over a start of several ranks, within `with`.
+    """Watches over a start of several ranks, within its context.
 
     Args:
         stall_timeout: seconds that a rank may keep the others waiting.
-        environment: where the launcher says how many ranks there are, and where it is.
-        patience: seconds until it is said who is waited for.
+        environment: the variables in which the launcher says how many ranks there are, and where it is.
+        patience: seconds until it says whom the start waits for.
         end: ends the process, with an exit code.
 
     Attributes:
-        arrivals: who has come to this start.
+        arrivals: knows who has come to this start.
     """
 
     def __init__(
@@ -60,13 +61,13 @@ class StartWatch:
         self._patience = min(patience, stall_timeout)
         self._end = end
         self._awaited: Callable[[], str] = lambda: _AWAITED
-        #: When what is waited for now began: another beginning is a sign of life.
+        #: When the current wait began. A new wait is a sign of life.
         self._begun = time.monotonic()
         self._over = threading.Event()
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="smp_tf start watch", daemon=True)
         self._guard: StartGuard | None = None
-        # Closed, and to be freed once the thread is done with it.
+        # A closed guard, to be freed once the thread is done with it.
         self._left: StartGuard | None = None
         self.arrivals = Arrivals(environment)
 
@@ -75,7 +76,7 @@ class StartWatch:
             if (before := _unprinted) is not None:
                 before.leave()
             import_watch.stop()
-            # Before the others can see that this rank has come.
+            # This comes before the others can see that this rank has come.
             self._guard = self._new_guard()
             try:
                 self.arrivals.enter()
@@ -88,11 +89,11 @@ class StartWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A start that has come to its end is not ended any more.
+        # A start that is complete is not ended any more.
         with self._ending:
             self._over.set()
         if self._size > 1 and error is not None and not isinstance(error, PeerError):
-            # The others hear of the end of Horovod, and of no name, before this process has ended.
+            # Before this process has ended, the others hear of the end of Horovod, but of no name.
             self.arrivals.fail()
             _end_if_unread(error, self._end)
         if isinstance(error, PeerError) and self._guard is not None:
@@ -125,7 +126,7 @@ class StartWatch:
 
     @property
     def hears_signals(self) -> bool:
-        """Whether a signal that ends this process is heard here; else it is for others to hear."""
+        """Returns whether this watch hears a signal that ends the process; else others hear it."""
         return self._guard is not None
 
     def leave_signals(self) -> None:
@@ -135,16 +136,16 @@ class StartWatch:
             self._left.close()
 
     def await_others(self, awaited: Callable[[], str] = lambda: _AWAITED) -> None:
-        """Says what is waited for from now on.
+        """Notes what the start waits for from now on.
 
         Args:
-            awaited: Gives the words after "has waited 30 s in smp.init for".
+            awaited: Returns the words after "has waited 30 s in smp.init for".
         """
         self._awaited = awaited
         self._begun = time.monotonic()
 
     def await_those_missing(self) -> None:
-        """Says that Horovod starts from now on."""
+        """Notes that Horovod starts now."""
         self.await_others(lambda: self.arrivals.missing_in_words() or _AWAITED)
 
     def _run(self) -> None:
@@ -173,16 +174,16 @@ class StartWatch:
                     f"it waited for {words}. Every rank must call smp.init; a rank that only needs longer until then "
                     f"gets it with a larger stall_timeout."
                 )
-                # The main thread is in Horovod, and does not come back from there.
+                # The main thread is in Horovod and does not come back.
                 self._end(1)
                 return
 
     def _wait(self, until: float) -> bool:
-        """Waits until the start is over, which it returns, or until a time; a signal ends the process."""
+        """Waits until the start is over, or until a time, and returns whether it is over. A signal ends the process."""
         while (left := min(until - time.monotonic(), _LONGEST_WAIT)) > 0.0 and not self._over.is_set():
             guard = self._guard
             if guard is None:
-                # It goes on without one when all are connected.
+                # When all are connected, it goes on without one.
                 self._over.wait(left)
             elif guard.wait(left):
                 try:
@@ -202,10 +203,10 @@ class StartWatch:
 
 
 def _end_if_unread(failure: BaseException, end: Callable[[int], object]) -> None:
-    """Ends this process where nobody reads why its start has failed: the others wait for it, in Horovod.
+    """Ends this process where nobody reads why its start has failed, since the others wait for it in Horovod.
 
     Args:
-        failure: why; a script that catches it goes on.
+        failure: why the start has failed. A script that catches it goes on.
         end: ends the process, with an exit code.
     """
 
@@ -217,11 +218,11 @@ def _end_if_unread(failure: BaseException, end: Callable[[int], object]) -> None
 
 
 class _Unprinted:
-    """Stays in a start that has failed until Python has printed why, a moment at most.
+    """Stays in a failed start until Python has printed why, but only for a moment.
 
     Args:
-        error: why.
-        leave: leaves it; called once.
+        error: why the start has failed.
+        leave: leaves the start. It is called once.
     """
 
     def __init__(self, error: BaseException, leave: Callable[[], object]) -> None:
@@ -229,7 +230,7 @@ class _Unprinted:
         _unprinted = self
         self._error = error
         self._leave: Callable[[], object] | None = leave
-        # Who comes second goes on when the start has been left. The main thread may come in the midst of that.
+        # The second caller goes on when the start has been left. The main thread may call in the midst of that.
         self._leaving = threading.RLock()
         self._hooks = ExceptionHooks(self._on_printed)
         self._hooks.install()
@@ -239,7 +240,7 @@ class _Unprinted:
         self._timer.start()
 
     def leave(self) -> None:
-        """Leaves it, if that has not been done."""
+        """Leaves the start, if nobody has done so."""
         global _unprinted
         with self._leaving:
             leave, self._leave = self._leave, None
