@@ -1,4 +1,4 @@
-"""Reads the arguments of `smp-tf`, and says what is wrong with one."""
+"""Reads the arguments of `smp-tf`, and says what is wrong with them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, NoReturn, TypeAlias
 from smp_tf.command.output import UsageError
 from smp_tf.offline.user_errors import in_a_line
 
-#: The sub-commands, to which each adds itself.
+#: The sub-commands. Each adds itself.
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong; of an option that nobody knows, the command that it was given to."""
+    """Reads arguments and says in one line what is wrong. For an unknown option it names the command."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Reads the arguments, and refuses those that nobody knows."""
+        """Reads the arguments, and refuses unknown ones."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -73,7 +73,7 @@ def require_batch_size(given: argparse.Namespace) -> None:
         given: the arguments of a command that takes `--batch-size`.
 
     Raises:
-        UsageError: it is less than 1.
+        UsageError: the batch size is less than 1.
     """
     if given.batch_size is not None and given.batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1. Received: {given.batch_size}.")

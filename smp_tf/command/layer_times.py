@@ -1,10 +1,11 @@
-"""Measures how long every layer takes on this machine, shows it, and keeps it for `smp-tf plan` and training.
+"""Measures how long every layer takes on this machine, shows the times, and keeps them for plans and trainings.
 
-In one process, or in several that `horovodrun` started, which share the layers out and measure at the same time.
+It runs in one process, or in several that `horovodrun` started. These share the layers out and measure at the same
+time.
 
-A batch takes longer, the more microbatches it is cut into: every one costs something besides its samples. How much is
-shown where several numbers of microbatches are measured, and `smp-tf plan --microbatches auto` weighs it against the
-bubble, which more microbatches make smaller.
+The more microbatches a batch is cut into, the longer it takes, since each costs something besides its samples. Where
+several numbers of microbatches are measured, the growth is shown. `smp-tf plan --microbatches auto` weighs it against
+the bubble, which more microbatches make smaller.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from smp_tf.start.environment import world_rank, world_size
 
 @dataclass(frozen=True)
 class Measured:
-    """One unit, as it was measured.
+    """The measurement of one unit.
 
     Args:
         name: of the unit.
         times: seconds forward and backward of a microbatch; None where it could not be run.
-        cost: what was counted of it.
+        cost: its cost as counted from its ops.
     """
 
     name: str
@@ -50,11 +51,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch, cut into microbatches, of which the largest was measured.
+    """A batch, cut into microbatches. The largest one was measured.
 
     Args:
-        microbatches: how many.
-        samples: of the largest.
+        microbatches: number of microbatches.
+        samples: samples of the largest.
         units: all units of the model.
     """
 
@@ -64,9 +65,9 @@ class Batch:
 
     @property
     def seconds(self) -> tuple[float, float] | None:
-        """Of all microbatches, one after the other, forward and backward; None where a unit has no times.
+        """Returns the seconds of all microbatches, one after the other; None where a unit has no times.
 
-        A microbatch of fewer samples counts as the largest does, in a plan too.
+        A microbatch of fewer samples counts as the largest does, as in a plan.
         """
         times = [unit.times for unit in self.units if unit.times is not None]
         if len(times) < len(self.units):
@@ -75,15 +76,15 @@ class Batch:
 
 
 def measure_layers(given: argparse.Namespace, function: Callable[[], Any]) -> None:
-    """Measures a model, or shows what is known of it, and prints the table.
+    """Measures a model, or looks up what is known of it, and prints the table.
 
     Args:
         given: the arguments of the command.
-        function: what makes the model.
+        function: the function that makes the model.
 
     Raises:
         ConfigError: an argument is wrong.
-        OfflinePlanError: the function gives no model, or not what it is called with.
+        OfflinePlanError: the function returns no model, or no inputs that the model takes.
         PlacementError: the model cannot be cut into units.
     """
     wanted: dict[str, Any] = {}
@@ -91,14 +92,14 @@ def measure_layers(given: argparse.Namespace, function: Callable[[], Any]) -> No
         wanted["intra_op_threads"] = given.threads
     for count in given.microbatches:
         check_config({**wanted, "microbatches": count}, "smp-tf profile")
-    # Of several processes one speaks.
+    # Only one of several processes prints.
     is_first = world_rank() == 0
     console = Console(quiet=not is_first)
     width = max(100, console.width)
     rows_of: dict[int, tuple[Measured, ...]] = {}
     with _started(wanted):
         model = OfflineModel(function, batch_size=given.batch_size)
-        # All are looked at before one is measured: measuring takes long, and a batch may be too small for another.
+        # All are checked before one is measured. Measuring takes long, and a batch may be too small for another.
         samples = {count: model.samples_of(count) for count in given.microbatches}
         for size in dict.fromkeys(samples.values()):
             counts = [str(count) for count in samples if samples[count] == size]
@@ -122,16 +123,16 @@ def measure_layers(given: argparse.Namespace, function: Callable[[], Any]) -> No
 
 @contextmanager
 def _started(config: Mapping[str, Any]) -> Iterator[None]:
-    # Every process is a rank of one replica, and measures its share.
+    # Every process is a rank of one replica and measures its share.
     lifecycle.init({**config, "partitions": world_size(), "microbatches": 1, "seed": 0})
     try:
         yield
     except BaseException as error:
-        # Several meet to shut down, and the others are elsewhere.
+        # Several processes meet to shut down, but the others are elsewhere.
         if world_size() == 1:
             lifecycle.shutdown()
         else:
-            # The command catches all of them, so no hook hears of one.
+            # The command catches all errors, so no hook hears of them.
             lifecycle.end_all(error if isinstance(error, Exception) else UsageError("interrupted"))
         raise
     lifecycle.shutdown()
@@ -143,7 +144,7 @@ def _say(words: str) -> None:
 
 
 def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Measurement, list[str]]:
-    """Returns the times, and what there is to say of them."""
+    """Returns the times, and sentences about them."""
     topology = runtime.current().topology
     cache, hardware = ProfileCache(), this_hardware(topology.local_size)
     subject = subject_of(made.graph, made.samples)
@@ -161,10 +162,11 @@ def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Measurement, list[str]]:
 
 
 def words_on_sharing(alone: tuple[float, float]) -> list[str]:
-    """Returns what is said of processes that share a host.
+    """Returns a sentence about processes that share a host.
 
     Args:
-        alone: what share of its time forward and backward a layer takes while the others of its host wait.
+        alone: the share of its time, forward and backward, that a layer takes while the other processes of its host
+            wait.
     """
     if alone == (1.0, 1.0):
         return []
@@ -176,13 +178,13 @@ def words_on_sharing(alone: tuple[float, float]) -> list[str]:
 
 
 def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: bool = False) -> str:
-    """Returns how much longer a batch takes, the more microbatches it is cut into.
+    """Returns a text about how the time of a batch grows with the number of microbatches.
 
     Args:
         batches: the batch, cut in several ways.
-        batch_size: its samples.
+        batch_size: samples of the batch.
         width: columns of the terminal.
-        color: mark the heading with terminal codes.
+        color: whether to mark the heading with terminal codes.
     """
     shown = Table(title=f"a batch of {batch_size}, one microbatch after the other", title_justify="left")
     for name in ("microbatches", "samples at most", "forward ms", "backward ms", "of the shortest"):
@@ -202,13 +204,13 @@ def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: b
 
 
 def table(rows: Sequence[Measured], samples: int, width: int = 100, color: bool = False) -> str:
-    """Returns the units with what they take and what they reach.
+    """Returns the table of the units, with their times and speeds.
 
     Args:
         rows: the units.
         samples: samples of the microbatch that was measured.
         width: columns of the terminal.
-        color: mark the heading with terminal codes.
+        color: whether to mark the heading with terminal codes.
     """
     shown = Table(title=f"a microbatch of {samples}, forward and backward", title_justify="left")
     shown.add_column("unit", overflow="fold", ratio=1)

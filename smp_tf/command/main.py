@@ -4,8 +4,8 @@
     smp-tf profile train.py:build --microbatches 8 --batch-size 64
     smp-tf timeline timeline --html out.html
 
-Exit codes: 0, 1 where there is no such plan (the message says what would help), 2 where something given is wrong, 130
-where Ctrl-C ended it. What is wrong is told in one line.
+Exit codes: 0; 1 where there is no such plan (the message says what would help); 2 where an argument or a file is wrong;
+130 where Ctrl-C ended the command. An error is told in one line.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from smp_tf.command.arguments import Parser
 from smp_tf.command.output import UsageError, put, say, show
 from smp_tf.errors import PlacementError
 
-#: Each is a file: its arguments, and what it does.
+#: The sub-commands. Each is a file with its arguments and what it does.
 _COMMANDS = (plan, profile, timeline)
-#: What smp_tf raises says in its message all that there is to know.
+#: Errors of smp_tf. Their messages say all that there is to know.
 _TOLD = (UsageError, *(getattr(errors, name) for name in errors.__all__))
-#: As a shell says it of a process that SIGINT ended.
+#: A shell's exit code for a process that SIGINT ended.
 _INTERRUPTED = 130
 
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        arguments: those of the command line, without the program's name; by default this process's.
+        arguments: the arguments of the command line, without the program's name; by default this process's.
 
     Returns:
         The exit code.
@@ -41,15 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             given = parser().parse_args(arguments)
-            # TensorFlow tells on every start what it was compiled with, and that results of oneDNN differ: here are
-            # none.
+            # On every start TensorFlow tells what it was compiled with, and that results of oneDNN differ. There are no
+            # results here.
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
             given.run(given)
         finally:
-            # Such as help: whether it can be written is seen here, and not when Python ends.
+            # Output such as help is written here, so that an error shows now and not when Python ends.
             show("", end="")
     except PlacementError as error:
-        # Stage by stage, in several lines.
+        # It is told stage by stage, in several lines.
         put(f"smp-tf: there is no such plan. {error}", sys.stderr)
         return 1
     except _TOLD as error:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns what reads the arguments of all sub-commands."""
+    """Returns the parser for the arguments of all sub-commands."""
     whole = Parser(prog="smp-tf", description="Plans training that is split over partitions.")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in _COMMANDS:

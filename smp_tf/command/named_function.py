@@ -1,4 +1,4 @@
-"""The function that a command is given by name, as in `train.py:build`."""
+"""Finds the function that a command is given by name, as in `train.py:build`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named_function(target: str) -> Callable[[], Any]:
         target: "train.py:build" or "package.module:build".
 
     Returns:
-        It; what it raises, but for smp_tf's own errors, becomes a UsageError of one line.
+        The function. Its errors, except smp_tf's own, become a UsageError of one line.
 
     Raises:
         UsageError: there is no such script, module or function.
@@ -40,7 +40,7 @@ def named_function(target: str) -> Callable[[], Any]:
         raise UsageError(f"{where} could not give {name!r}{told(error, getattr(module, '__file__', None))}") from error
     if found is None:
         functions = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
-        # So Python imports a folder that is no package.
+        # Python also imports a folder that is no package.
         is_folder = getattr(module, "__file__", None) is None and hasattr(module, "__path__")
         what = f" It is a folder: {next(iter(module.__path__))}." if is_folder else nearest(name, functions)
         raise UsageError(f"{where} has no function {name!r}.{what}")
@@ -69,7 +69,7 @@ def named_function(target: str) -> Callable[[], Any]:
 
 
 def _kind_of_function(function: Any) -> str:
-    """Returns what a function is that gives its result only to who asks again; "" for any other."""
+    """Returns words for a function whose result needs another call, such as a generator; "" for any other."""
     for called in (function, getattr(function, "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(called):
             return "coroutine function (async def)"
@@ -79,7 +79,7 @@ def _kind_of_function(function: Any) -> str:
 
 
 def _imported(where: str) -> Any:
-    """Returns a script or module. If it has started smp_tf, that is ended: it is started here for a plan alone."""
+    """Returns a script or module. If it starts smp_tf, that is ended, since smp_tf is started here only for a plan."""
     from smp_tf.job import runtime
     from smp_tf.start import lifecycle
 
@@ -107,7 +107,7 @@ def _imported(where: str) -> Any:
 def _script(path: str) -> Any:
     file = Path(path)
     _require_file(file)
-    # Others may need the module of that name, as of a script types.py.
+    # Others may need the module of that name, as with a script types.py.
     name = file.stem if file.stem not in sys.modules else f"script {file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
@@ -120,7 +120,7 @@ def _script(path: str) -> Any:
 
 
 def _require_file(file: Path) -> None:
-    """Says what a script is that is none."""
+    """Raises an error for a script that is no file."""
     try:
         mode = os.stat(file).st_mode
     except OSError as error:
@@ -140,7 +140,7 @@ def _one_colon(where: str) -> str:
 
 def _module(name: str) -> Any:
     if not all(part.isidentifier() for part in name.split(".")):
-        # A path, or a mistyped one.
+        # This is a path, or a mistyped one.
         kind = "folder" if os.path.isdir(name) else "file" if os.path.exists(name) else ""
         what = f"{name!r} is a {kind}, not a module." if kind else f"There is no module {name!r}."
         raise UsageError(f"{what} A script is named with its ending, .py.{_one_colon(name)}")

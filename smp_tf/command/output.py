@@ -1,4 +1,4 @@
-"""Prints what a command says: its result, what else there is, and that something given is wrong."""
+"""Prints what a command says: its result, notes, and what is wrong with its arguments."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from smp_tf.offline.user_errors import in_a_line
 
 
 class UsageError(Exception):
-    """Something given on the command line is wrong."""
+    """Something on the command line is wrong."""
 
 
 def say(text: str) -> None:
-    """Tells the user of a command something that is not its result.
+    """Tells the user of a command something besides its result.
 
     Args:
-        text: without the name of the command.
+        text: the text, without the name of the command.
     """
     put(f"smp-tf: {in_a_line(text)}", sys.stderr)
 
@@ -26,11 +26,11 @@ def show(text: str, end: str = "\n") -> None:
     """Prints the result of a command.
 
     Args:
-        text: of any number of lines.
+        text: any number of lines.
         end: what is to stand after it.
 
     Raises:
-        UsageError: it cannot be written, as on a full disk.
+        UsageError: it cannot be written, such as on a full disk.
     """
     try:
         put(text, sys.stdout, end)
@@ -39,11 +39,11 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def put(text: str, to: TextIO | None, end: str = "\n") -> None:
-    """Prints a text; what is read no further, as by `head -1`, goes nowhere.
+    """Prints a text. What nobody reads, as after `head -1`, is dropped.
 
     Args:
-        text: of any number of lines.
-        to: this process's output; None where it has none.
+        text: any number of lines.
+        to: the output of this process; None where it has none.
         end: what is to stand after it.
 
     Raises:
@@ -57,7 +57,7 @@ def put(text: str, to: TextIO | None, end: str = "\n") -> None:
         except UnicodeEncodeError:
             print(text.encode(to.encoding, "replace").decode(to.encoding), file=to, end=end, flush=True)
     except OSError as error:
-        # So does what is still held, which Python writes when it ends.
+        # Buffered text, which Python writes when it ends, is dropped, too.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, to.fileno())
         os.close(nowhere)

@@ -11,19 +11,19 @@ from pathlib import Path
 
 from smp_tf.command.output import UsageError, put
 
-#: A pipe that nobody reads is an error, and not waited for.
+#: A pipe that nobody reads is an error, and the command does not wait for it.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
 
 
 class OutputFiles:
-    """Files that a command writes at its end, tried when it begins: what stands in them may take long to make.
+    """Files that a command writes at its end. They are tried when it begins, since their content may take long.
 
     Args:
-        files: by their options, where they are given.
+        files: the files by their options, where they are given.
         read: the files that the command reads.
 
     Raises:
-        UsageError: one cannot be written, two are one, or one is read, too.
+        UsageError: a file cannot be written, two are the same, or one is also read.
     """
 
     def __init__(self, files: Mapping[str, Path | None], read: Iterable[str | Path | None]) -> None:
@@ -33,7 +33,7 @@ class OutputFiles:
         for option, file in self._given.items():
             named = f"{option} {file}"
             try:
-                # The script may go to another folder.
+                # The script may change the folder.
                 file = self._files[option] = file.absolute()
                 _require_writable(named, file)
             except OSError as error:
@@ -48,17 +48,17 @@ class OutputFiles:
         """Writes one of the files, and says so.
 
         Args:
-            option: whose file it is.
-            text: what is to stand in it.
+            option: the option that names the file.
+            text: its content.
 
         Raises:
-            UsageError: it cannot be written any more.
+            UsageError: the file cannot be written any more.
         """
         try:
             with os.fdopen(
                 os.open(self._files[option], _FLAGS, 0o666), "w", encoding="utf-8", errors="replace"
             ) as file:
-                # One that somebody reads slowly is waited for.
+                # The command waits for a slow reader.
                 os.set_blocking(file.fileno(), True)
                 file.write(text)
         except OSError as error:
@@ -67,15 +67,15 @@ class OutputFiles:
 
 
 def _require_writable(named: str, file: Path) -> None:
-    """Requires that a file can be written. One that is there stays as it is, and none is left.
+    """Requires that a file can be written. It changes no file, and leaves none.
 
     Args:
         named: the file as it was given, with its option.
         file: the file.
 
     Raises:
-        UsageError: there is no folder for it, or it is a folder.
-        OSError: it cannot be written.
+        UsageError: the file's folder does not exist, or the file is a folder.
+        OSError: the file cannot be written.
     """
     try:
         is_folder = stat.S_ISDIR(os.stat(file.parent).st_mode)
@@ -86,7 +86,7 @@ def _require_writable(named: str, file: Path) -> None:
     try:
         mode = os.stat(file).st_mode
     except FileNotFoundError:
-        # Perhaps a link to a file that is not there.
+        # Perhaps it is a link to a file that does not exist.
         new = os.path.realpath(file)
         os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         os.unlink(new)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from smp_tf.offline.plan import OfflinePlan
     from smp_tf.offline.search import Search
 
-#: A table is of no use narrower.
+#: The least width. A narrower table is of no use.
 _NARROWEST = 100
 
 DESCRIPTION = """\
@@ -81,7 +81,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _add_settings(plan: argparse.ArgumentParser) -> None:
-    """Adds what smp.init takes, too."""
+    """Adds the arguments that smp.init takes, too."""
     plan.add_argument(
         "--pipeline",
         help="schedule: interleaved (default; with --partitions auto all are tried), simple, zb_h1, interleaved_1f1b, "
@@ -126,7 +126,7 @@ def _add_settings(plan: argparse.ArgumentParser) -> None:
 
 
 def _add_outputs(plan: argparse.ArgumentParser) -> None:
-    """Adds how a plan is looked for, and where it goes."""
+    """Adds the arguments for the search and for the outputs."""
     plan.add_argument(
         "--proof",
         type=seconds,
@@ -149,7 +149,7 @@ def run(given: argparse.Namespace) -> None:
 
     Raises:
         UsageError: an argument is wrong.
-        ConfigError: so is one that smp.init takes too.
+        ConfigError: an argument that smp.init takes, too, is wrong.
         PlacementError: there is no such plan.
     """
     from rich.console import Console
@@ -170,20 +170,20 @@ def run(given: argparse.Namespace) -> None:
 def _made(
     given: argparse.Namespace, settings: Settings, function: Callable[[], Any], tell: Callable[[str], None]
 ) -> tuple[Search | None, OfflinePlan]:
-    """Returns what was tried, where "auto" is given, and the plan.
+    """Returns the search, where "auto" is given, and the plan.
 
     Args:
         given: the arguments of the command.
-        settings: what they ask for.
-        function: what makes the model.
-        tell: told what is tried next.
+        settings: the settings that they ask for.
+        function: the function that makes the model.
+        tell: takes words for what is tried next.
     """
     from smp_tf.offline.measured_times import KnownTimes
     from smp_tf.offline.plan import OfflineModel, offline
     from smp_tf.offline.search import Choices, search
 
     cluster = settings.cluster
-    # What was measured here says nothing of other machines.
+    # Measurements of this machine say nothing about others.
     measured: dict[str, Any] = {}
     if not given.static and cluster is None:
         compares = settings.is_auto and given.microbatches in (None, "auto")

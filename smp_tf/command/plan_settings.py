@@ -1,4 +1,4 @@
-"""Checks what the arguments of `smp-tf plan` ask for, and puts it together as one value."""
+"""Checks the arguments of `smp-tf plan`, and makes one value of them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from smp_tf.partition.plan.plan_file import MAX_BYTES, PlanFile
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.schedules.schedule import is_named, runs_on
 
-#: Partitions, microbatches, replicas and ranks that are looked at one by one.
+#: The most partitions, microbatches, replicas and ranks, since they are looked at one by one.
 _MOST = 100_000
-#: 1 EiB, beyond any host there is, and what a plan can still reckon with.
+#: 1 EiB. It is more than any host has, and a plan can still compute with it.
 _MOST_BYTES = 2**60
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a plan is asked for.
+    """The settings that a plan is asked for.
 
     Args:
-        config: as smp.init would take it.
-        cluster: what the ranks are; None where nothing says so.
+        config: the configuration, as smp.init would take it.
+        cluster: the cluster of the ranks; None where none is given.
         stored: the plans of `--partition-file`.
-        replicas: of a model whose partitions are given.
-        ranks: processes there are; None where nothing says so.
-        is_auto: whether partitions or microbatches are looked for.
-        is_any_partitions: whether partitions are.
-        schedule_file: the file of the schedule, where it has no name.
+        replicas: number of replicas, where the partitions are given.
+        ranks: number of processes; None where none is given.
+        is_auto: whether partitions or microbatches are searched for.
+        is_any_partitions: whether partitions are searched for.
+        schedule_file: the file of a written schedule, which has no name.
     """
 
     config: Config
@@ -57,11 +57,11 @@ class Settings:
         return (self.config.partitions or 1) * self.replicas
 
     def say_idle(self, partitions: int, replicas: int) -> None:
-        """Says how many ranks a plan has nothing to do for.
+        """Says how many ranks a plan leaves idle.
 
         Args:
-            partitions: of the plan.
-            replicas: of the plan.
+            partitions: number of partitions of the plan.
+            replicas: number of replicas of the plan.
         """
         ranks = self.ranks
         if ranks is None:
@@ -91,7 +91,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
 
     Raises:
         UsageError: an argument is wrong.
-        ConfigError: so is one that smp.init takes too.
+        ConfigError: an argument that smp.init takes, too, is wrong.
     """
     for name in ("partitions", "microbatches", "replicas", "ranks", "chunks_per_rank"):
         value = getattr(given, name)
@@ -135,7 +135,7 @@ def _config(given: argparse.Namespace, cluster: Cluster | None, stored: PlanFile
             wanted[name] = True
     own = stored.plans[0].pipeline if stored is not None else None
     if own == given.pipeline and own is not None and not is_named(own):
-        # The tasks of a schedule of one's own, which a .txt file listed when the plan was made.
+        # The tasks of a written schedule, which a .txt file listed when the plan was made.
         return dataclasses.replace(check_config(wanted | {"pipeline": "interleaved"}, "smp-tf plan"), pipeline=own)
     return check_config(wanted, "smp-tf plan")
 
@@ -147,13 +147,13 @@ def _ranks(given: argparse.Namespace, cluster: Cluster | None) -> int | None:
 
 
 def _stored(given: argparse.Namespace) -> PlanFile | None:
-    """Returns the plans of `--partition-file`, whose settings then are those that are not given.
+    """Returns the plans of `--partition-file`, and takes from them the settings that are not given.
 
     Args:
         given: the command's arguments; what the file says of partitions, microbatches, schedule and balance is added.
 
     Raises:
-        UsageError: the file is none of plans, or what is given besides would make another plan.
+        UsageError: the file is no plan file, or the other arguments would make another plan.
     """
     file = given.partition_file
     if file is None:
@@ -198,7 +198,7 @@ def _replicas(given: argparse.Namespace, cluster: Cluster | None) -> int:
     """Returns the replicas of a model whose partitions are given.
 
     Raises:
-        UsageError: there are not so many ranks, or nobody says how many there are.
+        UsageError: there are fewer ranks, or nothing says how many there are.
     """
     for name in ("replicas", "ranks"):
         value = getattr(given, name)

@@ -9,7 +9,7 @@ from smp_tf.command.named_function import named_function
 from smp_tf.command.output import UsageError
 from smp_tf.errors import PlacementError
 
-#: Threads of an operation.
+#: The most threads of an operation.
 _MOST_THREADS = 1024
 
 DESCRIPTION = """\
@@ -60,7 +60,7 @@ def run(given: argparse.Namespace) -> None:
 
     Raises:
         UsageError: an argument is wrong.
-        ConfigError: so is one that smp.init takes too.
+        ConfigError: an argument that smp.init takes, too, is wrong.
     """
     require_batch_size(given)
     if given.threads is not None and given.threads > _MOST_THREADS:

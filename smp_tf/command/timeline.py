@@ -77,7 +77,7 @@ def run(given: argparse.Namespace) -> None:
     except errors.TimelineError:
         raise
     except Exception as error:
-        # Of a file that was changed or damaged anything may be missing.
+        # A file that was changed or damaged may lack anything.
         raise UsageError(f"The files do not hold what smp_tf writes of a timeline. {words_of(error)}.") from error
     show(said)
     for option, text in texts.items():

@@ -1,1 +1,1 @@
-"""Planning and reports without a job: clusters, search, pages."""
+"""Planning and reports without a job: clusters, search and pages."""

@@ -1,4 +1,4 @@
-"""A cluster that a model may be trained on, described in a file: what its ranks compute, hold and send.
+"""A cluster to train a model on, described in a file: what its ranks compute, hold and send.
 
     hosts:                     # one entry for each kind of host
       - count: 16
@@ -28,7 +28,7 @@ from smp_tf.errors import ConfigError
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.units.cost import Machine
 
-#: Of one kind, and processes on one of them; every rank is looked at.
+#: The most hosts of one kind, and the most processes on one of them, since every rank is looked at.
 _MOST_HOSTS, _MOST_RANKS = 100_000, 1_000
 
 
@@ -42,7 +42,7 @@ class Host:
         memory: bytes that a rank may need, or None for any.
         flops: floating-point operations a second of a rank.
         memory_bandwidth: bytes a second that a rank reads or writes.
-        entry: where it is described, in words.
+        entry: words for where it is described.
     """
 
     count: int
@@ -69,12 +69,12 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Returns the number of ranks."""
         return sum(host.count * host.ranks for host in self.hosts)
 
     @property
     def machine(self) -> Machine:
-        """The fastest rank, in times of which the others are."""
+        """Returns the fastest rank. Others are given as multiples of it."""
         return dataclasses.replace(
             Machine(),
             flops=max(host.flops for host in self.hosts),
@@ -100,7 +100,7 @@ class Cluster:
         Args:
             partitions: stages of a replica.
             replicas: number of replicas.
-            nbytes: of gradients, for each stage.
+            nbytes: bytes of gradients, for each stage.
 
         Source:
             Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
@@ -116,13 +116,13 @@ class Cluster:
         """Returns the bytes a second between two ranks.
 
         Args:
-            host: number of the host of one.
-            other: and of the other.
+            host: number of the host of one rank.
+            other: number of the host of the other rank.
         """
         return self.within_host if host == other else self.between_hosts
 
 
-# A search asks for the same ranks with many microbatches and schedules, and there may be a hundred thousand.
+# A search asks for the same ranks for many microbatches and schedules, and there may be a hundred thousand ranks.
 @functools.lru_cache(maxsize=8)
 def _stages(cluster: Cluster, partitions: int, replicas: int) -> Ranks:
     rows = _replicas(cluster, partitions, replicas)
@@ -132,7 +132,7 @@ def _stages(cluster: Cluster, partitions: int, replicas: int) -> Ranks:
     speed, link, smallest = [], [], []
     for stage in range(partitions):
         ranks = [row[stage] for row in rows]
-        # Ranks of a kind come together, so that of each the first one is enough.
+        # Ranks of a kind come together, so the first one of each kind is enough.
         firsts = {kinds[rank]: rank for rank in reversed(ranks)}
         speed.append(min(speeds[kind] for kind in firsts))
         sizes = [(size, rank) for kind, rank in firsts.items() if (size := cluster.hosts[kind].memory) is not None]
@@ -148,7 +148,7 @@ def _stages(cluster: Cluster, partitions: int, replicas: int) -> Ranks:
     limits = [f"memory of {cluster.hosts[kinds[least[1]]].entry}" if least else "" for least in smallest]
     if len({*zip(memory, limits, strict=True)}) > 1:
         limits = [f"{limit}, rank {least[1]}" if least else "" for limit, least in zip(limits, smallest, strict=True)]
-    # Of one replica: the others are laid out as it is, or nearly so.
+    # Only one replica is looked at, since the others are laid out in the same way, or nearly so.
     hosts = tuple(at[rank] for rank in rows[0])
     return Ranks(tuple(speed), tuple(link), memory, hosts, memory, tuple(limits))
 
@@ -185,7 +185,7 @@ def one_host(ranks: int) -> Cluster:
     """Returns the processes like this one, on one host.
 
     Args:
-        ranks: how many.
+        ranks: number of processes.
     """
     usual = Machine()
     return Cluster((Host(1, ranks, usual.flops, usual.memory),), usual.link, usual.link)
@@ -198,7 +198,7 @@ def read_cluster(file: Path) -> Cluster:
         file: the file.
 
     Raises:
-        ConfigError: it cannot be read, or something in it is missing, unknown or not of its kind.
+        ConfigError: the file cannot be read, or something in it is missing, unknown or of the wrong kind.
     """
     fields = _fields(read_mapping(file), _CLUSTER, f"the file {file}")
     entries = {f"host {n} of the file {file}": host for n, host in enumerate(fields.pop("hosts"))}
@@ -207,7 +207,7 @@ def read_cluster(file: Path) -> Cluster:
 
 
 def _rate(value: Any) -> float:
-    """Returns a number of bytes or operations a second; YAML reads 25e9 as a word."""
+    """Returns a number of bytes or operations a second. YAML reads 25e9 as a word."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""What a function gives that describes a training: a model, perhaps with example inputs and a loss."""
+"""Reads what a user's function returns to describe a training: a model, perhaps with example inputs and a loss."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from smp_tf.offline.user_errors import in_a_line, text_of, words_of
 
 @dataclass(frozen=True)
 class Example:
-    """What a function gives that describes a training.
+    """A training, as a user's function describes it.
 
     Args:
         model: the model.
-        inputs: what it is called with: arrays, tensors or `tf.TensorSpec`s, a batch of one replica; a tuple holds
+        inputs: a batch of one replica that the model is called with: arrays, tensors or `tf.TensorSpec`s. A tuple holds
             several arguments.
-        loss: of the model's outputs; None for one that makes every output count.
+        loss: the loss of the model's outputs; None for one in which every output counts.
     """
 
     model: tf_keras.Model
@@ -32,10 +32,10 @@ class Example:
 
 
 def example_of(given: Any) -> Example:
-    """Returns what a function gave: a model, `(model, inputs)` or `(model, inputs, loss)`.
+    """Returns the example in a function's result: a model, `(model, inputs)` or `(model, inputs, loss)`.
 
     Args:
-        given: the function's result. A model alone is one of Keras's functional API, which knows its inputs.
+        given: the function's result. A model alone must be one of Keras's functional API, which knows its inputs.
 
     Raises:
         OfflinePlanError: it is none of these.
@@ -67,7 +67,7 @@ def example_of(given: Any) -> Example:
 
 
 def _returned(given: Any) -> str:
-    """Returns what a function returned that is no model, in words."""
+    """Returns words for a function's result that is no model."""
     if isinstance(given, tuple):
         return f"a tuple of {len(given)}" + (f", the first of which is {_returned(given[0])}" if given else "")
     if isinstance(given, type):
@@ -121,13 +121,13 @@ def _spec_of_keras(tensor: Any) -> tf.TensorSpec:
 
 
 def batch_size_of(example: Example) -> int:
-    """Returns the samples in the example inputs.
+    """Returns the number of samples in the example inputs.
 
     Args:
         example: the model and its inputs.
 
     Raises:
-        OfflinePlanError: their batch is of open size.
+        OfflinePlanError: the size of their batch is unknown.
     """
     for leaf in tf.nest.flatten(example.inputs):
         shape = tf.TensorShape(leaf.shape)

@@ -1,4 +1,4 @@
-"""What the pages of a plan and of a timeline are made of: one self-contained document of HTML, tables and pictures."""
+"""The parts of pages of a plan or a timeline: one self-contained HTML document, tables and pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from smp_tf.pipeline.programs.kinds import KINDS
 from smp_tf.pipeline.task import Kind
 
-#: Pixels of a picture's width, and of what stands before its rows.
+#: Pixels of a picture's width, and of the space before its rows.
 WIDTH, LEFT = 1100, 70
 
 _STYLE = """
@@ -26,7 +26,7 @@ def document(title: str, body: Iterable[str], style: str = "") -> str:
     Args:
         title: of it, as text.
         body: pieces of HTML.
-        style: rules besides those of all pages.
+        style: rules of style besides those of all pages.
     """
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -43,9 +43,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], names_at: int | N
     """Returns a table.
 
     Args:
-        heads: of the columns; like all cells they are HTML.
+        heads: heads of the columns. Like all cells they are HTML.
         rows: cells.
-        names_at: the column that holds names, which are left-aligned and may be long.
+        names_at: the column that holds names. They are left-aligned and may be long.
     """
 
     def cells(kind: str, row: Sequence[str]) -> str:
@@ -57,19 +57,19 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], names_at: int | N
 
 
 def mark(color: str, name: str = "") -> str:
-    """Returns a small square of a color, perhaps with a style of its own."""
+    """Returns a small square of a colour, perhaps with its own style."""
     return f'<span class="mark {name}" style="background: {color}"></span>'
 
 
 def legend(there: Iterable[Kind]) -> str:
-    """Returns what the colours of the tasks that are there stand for."""
+    """Returns a legend for the colours of the given tasks."""
     there = set(there)
     shown = [(row.color, row.words) for kind, row in KINDS.items() if kind in there]
     return " ".join(f"{mark(color)}{words}" for color, words in shown if color is not None)
 
 
 def svg(width: float, height: float, shapes: Iterable[str]) -> str:
-    """Returns a picture of such a size."""
+    """Returns a picture of a given size."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}">{"".join(shapes)}</svg>'

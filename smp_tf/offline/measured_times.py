@@ -1,11 +1,11 @@
-"""Looks up for a plan what `smp-tf profile` has measured of a model on this machine.
+"""Looks up, for a plan, the times that `smp-tf profile` has measured of a model on this machine.
 
     kept: 4 samples, 16 samples        plan: 4 samples  ─▶ as measured
                                              8 samples  ─▶ on the line through both
                                             64 samples  ─▶ beyond them, which is said
 
-Files whose names say that they may be of the model (see `profile_cache`) are used only where the model, traced for the
-same size, is the one that was measured.
+A file's name says that it may be of the model (`profile_cache`). It is used only where the model, traced for the same
+size, is the one that was measured.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from smp_tf.pipeline.planner.times_by_size import UnitTimes, times_for
 
 
 class KnownTimes:
-    """The times of one model, for microbatches of whatever size.
+    """The measured times of one model, for microbatches of any size.
 
     Args:
-        partitions: of the plan; their processes may share this machine.
-        say: is told what was found, or what is wrong with it.
-        of_all_sizes: plans for microbatches of several sizes are compared: one size alone that was measured is no use.
+        partitions: partitions of the plan. Their processes may share this machine.
+        say: takes sentences about what was found, or what is wrong with it.
+        of_all_sizes: whether plans for microbatches of several sizes are compared. Then one measured size alone is of
+            no use.
     """
 
     def __init__(self, partitions: int, say: Callable[[str], None], *, of_all_sizes: bool = False) -> None:
@@ -40,12 +41,12 @@ class KnownTimes:
         """Looks the times up.
 
         Args:
-            model: the same at every call.
-            samples: of a microbatch.
+            model: the model, the same at every call.
+            samples: samples of a microbatch.
 
         Returns:
-            The times, none where nothing was measured. A size that was not measured gets what two or more others make
-            likely.
+            The times; none where nothing was measured. Times for a size that was not measured are estimated from two or
+            more others.
         """
         subject = self._subject(model, samples)
         if subject is None:
@@ -78,7 +79,7 @@ class KnownTimes:
         return UnitTimes()
 
     def _subject(self, model: OfflineModel, samples: int) -> Subject | None:
-        """Returns the model, given microbatches of a size; None where it takes none of that size."""
+        """Returns the model for microbatches of a size; None where it cannot take this size."""
         if samples not in self._subjects:
             try:
                 self._subjects[samples] = subject_of(model.trace_of(samples).graph, samples)
@@ -101,10 +102,10 @@ class KnownTimes:
     def _tell_others(
         self, model: OfflineModel, samples: int, kept: Sequence[Profile], alike: Sequence[Hardware]
     ) -> None:
-        """Says what was measured of the model that a plan cannot go by."""
+        """Says which measurements of the model a plan cannot use."""
         others = [profile for profile in kept if profile.hardware not in alike]
         sizes = {profile.subject.samples for profile in others}
-        # Of the nearest size only, since the model is traced for it.
+        # Only the nearest size is looked at, since the model is traced for it.
         nearest = min(sizes, key=lambda size: (abs(size - samples), size), default=samples)
         same = [profile.hardware for profile in others if profile.subject == self._subject(model, nearest)]
         if same:
@@ -115,7 +116,7 @@ class KnownTimes:
 
 
 def _instead(found: Hardware, wanted: Sequence[Hardware]) -> str:
-    """Returns how a machine differs from what comes nearest to it of those that were looked for."""
+    """Returns words for how a machine differs from the most similar of those that were looked for."""
 
     def differing(other: Hardware) -> list[str]:
         ours, theirs = dataclasses.asdict(found), dataclasses.asdict(other)

@@ -1,10 +1,10 @@
-"""Numbers as people read them."""
+"""Formats numbers for people."""
 
 from __future__ import annotations
 
 
 def counted(many: int, what: str, ending: str = "s") -> str:
-    """Returns a number of things for people, such as "1 replica" and "2 replicas"."""
+    """Returns a number with its noun, such as "1 replica" and "2 replicas"."""
     return f"{many} {what}{ending if many != 1 else ''}"
 
 

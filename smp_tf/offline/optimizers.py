@@ -1,4 +1,4 @@
-"""Optimizers by their names: those of Keras and of smp_tf, and what they keep for a variable."""
+"""Finds optimizers of Keras and smp_tf by their names, and how many slots they keep for a variable."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def slots_by_name(optimizer: str) -> float:
     """Returns how many slots an optimizer keeps for a variable, in sizes of the variable.
 
     Args:
-        optimizer: its name in `tf.keras.optimizers`, or that of one of smp_tf.
+        optimizer: the optimizer's name in `tf.keras.optimizers`, or that of one of smp_tf's.
 
     Raises:
-        OfflinePlanError: there is no such optimizer, or it cannot be made of its name alone.
+        OfflinePlanError: there is no such optimizer, or it cannot be made from its name alone.
     """
     found = slots_of(optimizer_by_name(optimizer))
     if found is None:
@@ -31,17 +31,17 @@ def slots_by_name(optimizer: str) -> float:
 
 
 def optimizer_by_name(name: str) -> Any:
-    """Returns an optimizer of a name, in small letters or as its class is called.
+    """Returns the optimizer with a name, in lower case or spelled like its class.
 
     Args:
-        name: of one of `tf.keras.optimizers` or of smp_tf.
+        name: the name of an optimizer in `tf.keras.optimizers` or of smp_tf's.
 
     Raises:
-        OfflinePlanError: there is no such optimizer, or it cannot be made of its name alone.
+        OfflinePlanError: there is no such optimizer, or it cannot be made from its name alone.
     """
     kinds: dict[str, Any] = {own.__name__.lower(): own for own in (OneBitAdam, OneBitLAMB)}
     for own_name, kind in vars(tf_keras.optimizers).items():
-        # Keras makes some of them by their names, not all.
+        # Keras makes some of them from their names, but not all.
         if isinstance(kind, type) and issubclass(kind, tf_keras.optimizers.Optimizer):
             kinds[own_name.lower()] = kind
     del kinds["optimizer"]
@@ -49,7 +49,7 @@ def optimizer_by_name(name: str) -> Any:
     try:
         made = kinds[name.lower()]() if is_known else tf_keras.optimizers.get(name)
     except Exception as error:
-        # With a ValueError Keras says that it knows no such name. A class that a script has registered may raise one.
+        # Keras raises ValueError for an unknown name. A class that a script has registered may raise it, too.
         if isinstance(error, ValueError) and not is_known and tf_keras.saving.get_registered_object(name) is None:
             missing = f"tf.keras.optimizers has no optimizer of the name {name!r}.{nearest(name, kinds)}"
             raise OfflinePlanError(missing) from None

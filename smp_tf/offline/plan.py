@@ -1,9 +1,9 @@
-"""Plans for a model that is not trained here: it is traced in this one process, for any number of partitions.
+"""Plans for a model that is not trained here. It is traced in this one process, for any number of partitions.
 
     function ──▶ model, example inputs ──▶ one microbatch, traced ──▶ plan ──▶ cut ──▶ what runs when
                  no variable has storage      (nothing is computed)
 
-So a model larger than this machine's memory is planned in the time it takes to trace it.
+So a model larger than this machine's memory is planned in the time that its trace takes.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from smp_tf.replicas.one_bit_errors import errors_per_weight
 from smp_tf.start import lifecycle
 from smp_tf.steps.trace import StepTrace
 
-#: The step of a model that is planned offline, in a plan file.
+#: The name of the step of an offline plan, in a plan file.
 STEP = "forward_backward"
-#: For how long smaller microbatches, or more partitions, are tried where a model does not fit.
+#: How many seconds smaller microbatches, or more partitions, are tried where a model does not fit.
 _SECONDS_TO_TRY = 10.0
-#: Seconds of a step that takes none, where no layer could be measured.
+#: The seconds of a step without times, where no layer could be measured.
 _SHORTEST = 1e-9
-#: Of the host's memory an example input takes at most this part: there may be several, and other programs.
+#: The largest part of the host's memory for an example input. There may be several, and other programs.
 _PART_OF_MEMORY = 4
 
 
@@ -71,9 +71,9 @@ class OfflineTrace:
 
     Args:
         model: its name.
-        traced: a step that takes the model's inputs, and the gradients of its loss.
-        tensors: inputs of a microbatch.
-        samples: of a microbatch.
+        traced: the trace of a step that takes the model's inputs and returns the gradients of its loss.
+        tensors: the inputs of a microbatch.
+        samples: samples of a microbatch.
         batch_size: samples of a batch of one replica.
     """
 
@@ -85,7 +85,7 @@ class OfflineTrace:
 
     @property
     def graph(self) -> OpGraph:
-        """One microbatch of the step."""
+        """Returns the op graph of one microbatch."""
         return self.traced.graph
 
 
@@ -94,8 +94,8 @@ class Averaging:
     """How gradients are averaged.
 
     Args:
-        replicas: how many train at the same time, each with batches of its own.
-        seconds: of each stage, to average gradients over them.
+        replicas: number of replicas that train at the same time, each on its own batches.
+        seconds: for each stage, the seconds to average gradients over the replicas.
     """
 
     replicas: int
@@ -104,17 +104,17 @@ class Averaging:
 
 @dataclass(frozen=True)
 class OfflinePlan:
-    """A plan with what it was made from.
+    """A plan, with what it was made from.
 
     Args:
-        plan: the plan, its forecast exact for the cut.
+        plan: the plan, with a forecast that is exact for the cut.
         trace: the model, traced for one microbatch.
-        units: what was placed, in topological order.
-        costs: theirs.
+        units: the units that were placed, in topological order.
+        costs: costs of the units.
         split: the step, cut.
         timeline: what runs when, by the costs.
-        times: what was measured of the units.
-        averaging: over how many replicas gradients are averaged, and how long that takes.
+        times: measured times of the units.
+        averaging: over how many replicas gradients are averaged, and how long this takes.
     """
 
     plan: Plan
@@ -128,53 +128,53 @@ class OfflinePlan:
 
     @property
     def graph(self) -> OpGraph:
-        """One microbatch of the step."""
+        """Returns the op graph of one microbatch."""
         return self.trace.graph
 
     @property
     def batch_size(self) -> int:
-        """Samples of a batch of one replica."""
+        """Returns the samples of a batch of one replica."""
         return self.trace.batch_size
 
     @property
     def is_measured(self) -> bool:
-        """Whether the times of the costs were measured, at least in part."""
+        """Returns whether the times of the costs were measured, at least in part."""
         return bool(self.times.seconds)
 
     @property
     def measured_sizes(self) -> tuple[int, ...]:
-        """Where times are drawn from microbatches of other sizes, the samples of those."""
+        """Returns the samples of the measured microbatches, where times are estimated from other sizes."""
         return self.times.sizes
 
     @property
     def replicas(self) -> int:
-        """How many train at the same time, each with batches of its own."""
+        """Returns the number of replicas that train at the same time, each on its own batches."""
         return self.averaging.replicas
 
     @property
     def reduce_seconds(self) -> tuple[float, ...]:
-        """Of each stage, to average gradients over the replicas."""
+        """Returns, for each stage, the seconds to average gradients over the replicas."""
         return self.averaging.seconds
 
     @property
     def step_seconds(self) -> float:
-        """A whole step, until the gradients of all stages are averaged."""
+        """Returns the seconds of a whole step, until the gradients of all stages are averaged."""
         return self.timeline.step_time
 
     @property
     def samples_per_second(self) -> float:
-        """Samples that all replicas together train on."""
+        """Returns the samples per second that all replicas together train on."""
         return self.replicas * self.batch_size / max(self.step_seconds, _SHORTEST)
 
 
 class OfflineModel:
-    """A model that is planned, perhaps for several settings: traced once for each size of a microbatch.
+    """A model that is planned, perhaps for several settings. It is traced once for each size of a microbatch.
 
     Args:
-        function: makes the model; see `example_of`.
-        optimizer: its name in `tf.keras.optimizers`, or that of one of smp_tf; its slots are part of what is stored.
+        function: makes the model. `example_of` says what it may return.
+        optimizer: name of the optimizer in `tf.keras.optimizers` or of smp_tf's. Its slots are part of what is stored.
         batch_size: samples of a batch of one replica; None for that of the example inputs.
-        times: gives, for this model and the samples of a microbatch, what was measured.
+        times: returns the measured times for this model and the samples of a microbatch.
 
     Raises:
         OfflinePlanError: the function gives no model, or there is no such optimizer.
@@ -227,7 +227,7 @@ class OfflineModel:
         """Returns a microbatch of a size, forward and backward.
 
         Args:
-            samples: of the microbatch, which may be more than a batch has.
+            samples: samples of the microbatch. They may be more than a batch has.
 
         Raises:
             OfflinePlanError: the model cannot be called with its inputs.
@@ -244,7 +244,7 @@ class OfflineModel:
         return self._traces[samples]
 
     def _errors(self, config: Config, replicas: int) -> float:
-        """Returns what an optimizer keeps besides its slots, in sizes of the weights."""
+        """Returns what an optimizer keeps for errors, besides its slots, in sizes of the weights."""
         sends = self._is_one_bit and config.gradient_compression == ONE_BIT and replicas > 1
         return errors_per_weight(replicas) if sends else 0.0
 
@@ -263,21 +263,21 @@ class OfflineModel:
         """Returns the plan for some settings.
 
         Args:
-            config: as given to `smp.init`: what says how stages are made and what they store counts.
+            config: the configuration, as for `smp.init`. Only keys for how stages are made and what they store count.
             replicas: number of replicas.
-            cluster: what they run on; None for processes like this one, on one host.
-            proof_seconds: how long to look for a better placement, or a proof that there is none.
-            advise: where nothing fits, look for what would.
-            timed: go by measured times where there are any: of memory they say nothing.
-            stored: plans of a file, one of which is looked at, in place of a plan that is made.
-            processes: how many there are, of which advice may make use; None for all of the cluster, or any number.
+            cluster: the cluster that they run on; None for processes like this one, on one host.
+            proof_seconds: how many seconds to search for a better placement, or a proof that there is none.
+            advise: whether to search for settings that fit, where these do not.
+            timed: whether to use measured times where there are any. They say nothing about memory.
+            stored: plans of a file. The one for this model is used instead of making a plan.
+            processes: how many processes advice may use; None for all of the cluster, or any number.
 
         Raises:
             OfflinePlanError: the model cannot be called with its inputs, the batch has fewer samples, or the plans of
                 the file are not of this model.
             PlacementError: the model has too few layers for so many partitions.
             MemoryLimitError: no plan keeps within the memory limit.
-            ConfigError: the cluster has too few ranks, or 1-bit compression does not go with another setting.
+            ConfigError: the cluster has too few ranks, or 1-bit compression excludes another setting.
         """
         if config.gradient_compression == ONE_BIT and replicas > 1:
             config.refuse_beside_one_bit()
@@ -317,7 +317,7 @@ class OfflineModel:
         )
 
     def _storage(self, config: Config, replicas: int) -> Storage:
-        """Returns what ranks keep besides weights and activations."""
+        """Returns what ranks store besides weights and activations."""
         return Storage(
             self._slots + self._errors(config, replicas),
             slot_shares=replicas if config.shard_optimizer_state or config.optimizer_offload else 1,
@@ -330,7 +330,7 @@ class OfflineModel:
     def _smaller_microbatches(
         self, config: Config, replicas: int, cluster: Cluster, stored: PlanFile | None
     ) -> Iterator[str]:
-        """Yields the first larger number of microbatches with which the model fits, if one is soon found."""
+        """Yields the first larger number of microbatches with which the model fits, if one is found soon."""
         begun, many = time.monotonic(), config.microbatches
         while is_named(config.pipeline) and time.monotonic() - begun < _SECONDS_TO_TRY:
             many *= 2
@@ -343,9 +343,9 @@ class OfflineModel:
     def _more_partitions(
         self, numbers: Iterable[int], config: Config, replicas: int, cluster: Cluster | None, processes: int | None
     ) -> Iterator[str]:
-        """Yields the first larger number of partitions with which the model fits, with fewer replicas where need be.
+        """Yields the first larger number of partitions with which the model fits, with fewer replicas if needed.
 
-        A cluster has no other ranks than it has; where it is only said how many processes there are, there may be more.
+        A cluster has no more ranks. Where only a number of processes is given, there may be more.
         """
         begun = time.monotonic()
         most = processes if processes is not None or cluster is None else cluster.size
@@ -361,7 +361,7 @@ class OfflineModel:
                 return
 
     def _fits(self, config: Config, replicas: int, cluster: Cluster, stored: PlanFile | None = None) -> bool:
-        """Returns whether there is a plan; also not where the model cannot be called with so few samples."""
+        """Returns whether there is a plan. There is none where the model cannot be called with so few samples."""
         options: dict[str, Any] = {"proof_seconds": 0.0, "advise": False, "timed": False, "stored": stored}
         try:
             self.plan(config, replicas=replicas, cluster=cluster, **options)
@@ -370,14 +370,14 @@ class OfflineModel:
         return True
 
     def _times_of(self, samples: int) -> UnitTimes:
-        """Returns what was measured for microbatches of a size, asked for once."""
+        """Returns the measured times for microbatches of a size, which it looks up once."""
         if samples not in self._measured:
             self._measured[samples] = self._times(self, samples)
         return self._measured[samples]
 
 
 def _course(config: Config, samples: int, given: StoredPlan | None) -> Course:
-    """Returns how a step goes through its stages, by its settings and the plan of a file."""
+    """Returns the course of a step through its stages, by its settings and the plan of a file."""
     return Course(
         config.pipeline,
         config.partitions or 1,
@@ -391,10 +391,10 @@ def _course(config: Config, samples: int, given: StoredPlan | None) -> Course:
 
 
 def _given_for(stored: PlanFile, graph: OpGraph, schedule: str) -> StoredPlan:
-    """Returns the plan of a file that is for a model.
+    """Returns the file's plan for a model.
 
     Raises:
-        OfflinePlanError: there is none, or the schedule does not run on its chunks.
+        OfflinePlanError: there is no such plan, or the schedule does not run on its chunks.
     """
     try:
         found = stored.plan_for(STEP, graph, units_of(graph), fingerprint(graph))
@@ -419,7 +419,7 @@ def offline() -> Iterator[None]:
 
 
 class _IsDistributedError(Exception):
-    """The function has made a distributed model, which is not to be wrapped."""
+    """The function has made a distributed model, which must not be wrapped again."""
 
 
 def _made_without_storage(function: Callable[[], Any]) -> tuple[DistributedModel, Example]:
@@ -480,10 +480,10 @@ def _traced(model: DistributedModel, example: Example, samples: int) -> tuple[St
 
 
 class _Loss:
-    """A loss, which knows how far a trace has come.
+    """A loss that knows how far a trace has come.
 
     Args:
-        loss: of the model's outputs.
+        loss: the loss of the model's outputs.
     """
 
     def __init__(self, loss: Callable[[Any], Any]) -> None:
@@ -491,10 +491,10 @@ class _Loss:
         self._begun = self._done = False
 
     def checked(self, outputs: Any) -> Any:
-        """Returns the loss of some outputs, which has gradients.
+        """Returns the loss of some outputs, and checks that it has gradients.
 
         Raises:
-            OfflinePlanError: it is none.
+            OfflinePlanError: it is no loss.
         """
         self._begun = True
         found = self._loss(outputs)
@@ -506,22 +506,22 @@ class _Loss:
         return found
 
     def what_failed(self, model: str) -> str:
-        """Returns what a trace that failed was at, after the words of the model."""
+        """Returns words for where a trace failed, to follow the words for the model."""
         if self._done:
             return f"The gradients of model {model!r} could not be traced"
         return f"The loss of model {model!r} could not be traced with its outputs" if self._begun else ""
 
 
 def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
-    """Returns what each rank holds on its device, from moment to moment, by the plan's timeline.
+    """Returns what each rank holds on its device from moment to moment, by the plan's timeline.
 
     Args:
         made: the plan.
 
     Returns:
-        Per rank, seconds since the step's begin and the bytes held from then on; the last at the step's end. When a
-        rank has done its tasks its optimizer works. The plan's forecast is made of other times, which all ranks know
-        alike: so what is in flight at its fullest moment may differ.
+        For each rank, seconds since the step's begin and the bytes held from then on. The last entry is at the step's
+        end. When a rank has done its tasks, its optimizer works. The plan's forecast is made from other times, which
+        all ranks know. So what is in flight at the fullest moment may differ.
     """
     samples = -(-made.batch_size // made.plan.microbatches)
     batch = memory_forecast.batch_bytes(made.graph, made.plan.microbatches, samples)

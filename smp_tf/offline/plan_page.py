@@ -1,4 +1,4 @@
-"""An offline plan as one page of HTML, which needs nothing besides itself: tables, and pictures in SVG.
+"""An offline plan as one self-contained page of HTML, with tables, and pictures in SVG.
 
 layers      a column per stage, each layer a box; what crosses between stages as lines with their bytes
 timeline    a row per rank: forward and backward of every microbatch, and when gradients are averaged over replicas
@@ -20,7 +20,7 @@ from smp_tf.partition.plan.report import heading, layer_names, remarks, sent, sh
 from smp_tf.partition.units.cost import UnitCost
 from smp_tf.pipeline.programs.kinds import KINDS, Busy
 
-#: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
+#: Colours of stages, repeated. People who see colours differently can tell them apart (Okabe and Ito, 2008).
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2", "#999999")
 _LARGEST = 20
 
@@ -29,7 +29,7 @@ th:nth-child(1), td:nth-child(1), td.name, th.name { text-align: left; }
 th, td { padding: .25em .5em; } td { white-space: nowrap; } td:last-child { white-space: normal; }
 td.name { overflow-wrap: anywhere; white-space: normal; min-width: 12em; }
 """
-#: Letters of a layer's name in its box.
+#: How many letters of a layer's name are in its box.
 _LETTERS = 31
 
 
@@ -38,10 +38,10 @@ def page(made: OfflinePlan, name: str) -> str:
 
     Args:
         made: the plan.
-        name: what was planned.
+        name: name of what was planned.
 
     Returns:
-        HTML, complete.
+        A complete HTML document.
     """
     plan = made.plan
     body = [
@@ -132,7 +132,7 @@ def _layers(made: OfflinePlan) -> str:
                 f'height="{max(height - 1, 1):.1f}" fill="{_color(stage)}" fill-opacity=".55"/>'
             )
             if height >= 12:
-                # A picture in the picture: what is wider than the box is cut off.
+                # A picture within the picture, so that what is wider than the box is cut off.
                 shapes.append(
                     f'<svg x="{left}" y="{top:.1f}" width="{width}" height="{height:.1f}">'
                     f'<text x="4" y="{height / 2 + 3.5:.1f}">{escape(short[unit])}</text></svg>'
@@ -148,14 +148,14 @@ def _layers(made: OfflinePlan) -> str:
             side = 1 if stage > source else -1
             x, x2 = (x + width, x2) if side > 0 else (x, x2 + width)
             look = ' stroke-dasharray="4 3"' if flow.backward else ""
-            # What goes back takes another way than what came.
+            # Lines back take another way than lines forward.
             bend, shift = (95, height / 4) if flow.backward else (50, 0.0)
             y, y2 = y + shift, y2 + shift
             told = f"{made.units[flow.producer].name} → {made.units[target].name}: {as_bytes(flow.nbytes)}"
             lines.append(
                 f'<g><title>{escape(told)}</title><path d="M{x} {y:.1f} C{x + bend * side} {y:.1f} '
                 f'{x2 - bend * side} {y2:.1f} {x2} {y2:.1f}" fill="none" stroke="#444"{look}/>'
-                # Next to the layer that sends it, where no two have the same place.
+                # Next to the layer that sends it, so that no two have the same place.
                 f'<text x="{x + 3 * side}" y="{y - 4:.1f}" text-anchor="{"start" if side > 0 else "end"}" '
                 f'stroke="white" stroke-width="3" paint-order="stroke">'
                 f"{as_bytes(flow.nbytes)}</text></g>"
@@ -165,7 +165,7 @@ def _layers(made: OfflinePlan) -> str:
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """Leaves out the path that all names have in common, and the words with which all long ones begin."""
+    """Returns the names without their common path, and without the words with which all long ones begin."""
     paths = [name.split("/") for name in names]
     common = _in_common([path[:-1] for path in paths])
     shorter = ["/".join(path[common:]) for path in paths]
@@ -180,14 +180,14 @@ def _short_names(names: Sequence[str]) -> list[str]:
 
 
 def _in_common(all_of: Sequence[str] | Sequence[list[str]]) -> int:
-    """Returns how many items all of some sequences have in common at their begin."""
-    # What the least and the greatest have in common, those between them have too.
+    """Returns how many items all of some sequences share at their begin."""
+    # What the least and the greatest share, those between them share, too.
     pairs = zip(min(all_of), max(all_of), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _work(cost: UnitCost) -> str:
-    """Returns the floating-point operations of a unit, by what they are for."""
+    """Returns the floating-point operations of a unit by their purpose."""
     parts = (
         ("forward", cost.flops_forward),
         ("for gradients of inputs", cost.flops_input_gradient),
@@ -213,7 +213,7 @@ def _opacity(placement: Sequence[int], chunk: int) -> float:
 def _timeline(made: OfflinePlan) -> str:
     scale = (WIDTH - LEFT) / made.timeline.step_time
     shapes = []
-    # What ranks do with other replicas meanwhile is a strip under what they do themselves.
+    # What ranks do with other replicas meanwhile is a strip under their own tasks.
     in_line = {kind for kind, row in KINDS.items() if row.busy is Busy.LINE}
     tall = 32 if any(span.task.kind in in_line for spans in made.timeline.spans for span in spans) else 24
     for rank, spans in enumerate(made.timeline.spans):

@@ -1,4 +1,4 @@
-"""An offline plan as text: the table of the plan, and what is forecast of a step."""
+"""An offline plan as text: the table of the plan, and the forecast of a step."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from smp_tf.pipeline.planner.times_by_size import other_sizes
 
 
 def text(made: OfflinePlan, width: int = 100, color: bool = False) -> str:
-    """Returns what `smp-tf plan` prints.
+    """Returns the text that `smp-tf plan` prints.
 
     Args:
         made: the plan.
         width: columns of the terminal.
-        color: mark the heading with terminal codes.
+        color: whether to mark the heading with terminal codes.
     """
     return f"{render(made.plan, width, color)}\n{forecast(made)}"
 
 
 def forecast(made: OfflinePlan) -> str:
-    """Returns what is forecast of a step."""
+    """Returns the forecast of a step."""
     timeline = made.timeline
     source = "from measured times" if made.is_measured else "estimated from the sizes of operations, not measured"
     if made.measured_sizes:
@@ -44,12 +44,12 @@ def forecast(made: OfflinePlan) -> str:
 
 
 def comparison(found: Search, width: int = 100, color: bool = False) -> str:
-    """Returns what other settings would cost: the best for every number of partitions, and those next to the best.
+    """Returns what other settings cost: the best for every number of partitions, and those like the best of all.
 
     Args:
         found: what was tried.
         width: columns of the terminal.
-        color: mark the heading with terminal codes.
+        color: whether to mark the heading with terminal codes.
     """
     table = Table(title=f"{len(found.candidates)} settings tried", title_justify="left", expand=False)
     for name, justify in (
@@ -82,11 +82,11 @@ def _rate(speed: float) -> str:
 
 
 def _shown(found: Search) -> list[Candidate]:
-    """Returns the fastest for every number of partitions, and all with as many as the one that is taken."""
+    """Returns the fastest for every number of partitions, and all with as many partitions as the one that is taken."""
     fastest: dict[int, Candidate] = {}
     for candidate in found.candidates:
         known = fastest.get(candidate.size[0])
-        # Of those that do not fit the smallest; how large one is that has too few layers nobody knows.
+        # Of those that do not fit, the smallest. The size is unknown where the model has too few layers.
         size, least = (inf if c is None or c.needed is None else c.needed for c in (candidate, known))
         smaller = known is not None and not known.fits and size < least
         if known is None or candidate.speed > known.speed or (not candidate.fits and smaller):

@@ -4,8 +4,8 @@
                 microbatches  1    2    4 ... of a batch of one replica
                 schedule      simple, interleaved, zb_h1 ...
 
-What is compared is samples per second over all replicas, each with batches of the same size. Where nothing fits, all of
-it is tried again with activations that backward makes again.
+Settings are compared by samples per second over all replicas, each with batches of the same size. Where nothing fits,
+all settings are tried again with activations that backward makes again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from smp_tf.offline.plan import OfflineModel, OfflinePlan
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.schedules.schedule import IN_ORDER, LEAN, SCHEDULES
 
-#: What is this close to the fastest is as fast, and the one with the fewest partitions and microbatches is taken.
+#: Settings this close to the fastest count as equally fast. The one with the fewest partitions and microbatches is
+#: taken.
 _AS_FAST = 0.02
-#: More microbatches than so many for each partition leave little to gain.
+#: The most microbatches for each partition. More leave little to gain.
 _MOST_MICROBATCHES = 16
-#: Of numbers of partitions that leave ranks idle, those up to it are tried where nothing else fits.
+#: The largest number of partitions that is tried with idle ranks, where nothing else fits.
 _MOST_COUNTS = 16
 
 
@@ -41,8 +42,8 @@ class Candidate:
         bubble: share of the step in which a rank has nothing to do; None where there is no plan.
         needed: bytes of the fullest rank; None where no plan says.
         refused: why there is no plan, in a few words; "" where there is one.
-        why: the same in all words, where it is not memory.
-        excess: where it is memory, by how many bytes the rank exceeds its limit that does so most.
+        why: the full reason, where it is not memory.
+        excess: the most bytes by which a rank exceeds its limit, where memory is the reason.
     """
 
     config: Config
@@ -56,12 +57,12 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan."""
+        """Returns whether there is a plan."""
         return not self.refused
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Partitions, microbatches, and how unusual the schedule is."""
+        """Returns partitions, microbatches, and how unusual the schedule is."""
         return (self.config.partitions or 1, self.config.microbatches, IN_ORDER.index(self.config.pipeline))
 
 
@@ -70,9 +71,9 @@ class Search:
     """What was tried.
 
     Args:
-        candidates: all of it, in the order of partitions, microbatches and schedules.
-        best: the one to take.
-        made: its plan.
+        candidates: all settings that were tried, in the order of partitions, microbatches and schedules.
+        best: the settings to take.
+        made: the plan of `best`.
     """
 
     candidates: tuple[Candidate, ...]
@@ -85,8 +86,8 @@ class Choices:
     """What is tried.
 
     Args:
-        partitions: their numbers; none for all that divide the ranks.
-        microbatches: their numbers; none for powers of two.
+        partitions: numbers of partitions; none for all that divide the ranks.
+        microbatches: numbers of microbatches; none for powers of two.
         pipelines: schedules; none for all.
     """
 
@@ -109,18 +110,18 @@ def search(
 
     Args:
         model: the model.
-        config: optimize and memory_limit count.
+        config: the configuration, of which `optimize` and `memory_limit` count.
         ranks: number of ranks, all of which are used.
-        choices: what is tried of partitions, microbatches and schedules.
-        cluster: what the ranks are; None for processes like this one, on one host.
-        progress: told how many settings are done, of how many, and what is tried next.
-        proof_seconds: how long to look for a better placement of the one that is taken.
+        choices: the partitions, microbatches and schedules to try.
+        cluster: the cluster of the ranks; None for processes like this one, on one host.
+        progress: takes how many settings are done, of how many, and what is tried next.
+        proof_seconds: how many seconds to search for a better placement for the settings that are taken.
 
     Returns:
-        What was tried, and what is best.
+        The settings that were tried, and the best.
 
     Raises:
-        PlacementError: nothing fits; the message says what comes nearest.
+        PlacementError: nothing fits. The message says what comes nearest.
         OfflinePlanError: the model cannot be traced.
         ConfigError: the cluster has too few ranks.
     """
@@ -136,7 +137,7 @@ def search(
     else:
         best = _nearest(found)
         try:
-            # A longer look may find that it does fit.
+            # A longer search may find a placement that fits.
             made = model.plan(
                 best.config,
                 replicas=best.replicas,
@@ -152,15 +153,15 @@ def search(
 
 
 class _Trials:
-    """Tries settings one after the other, and remembers what came of each.
+    """Tries settings one after the other, and remembers the result of each.
 
     Args:
         model: the model.
         config: what all settings share.
         ranks: number of ranks.
-        cluster: what they are.
-        choices: what is tried of partitions, microbatches and schedules.
-        progress: told how many settings are done, of how many, and what is tried next.
+        cluster: the cluster of the ranks.
+        choices: the partitions, microbatches and schedules to try.
+        progress: takes how many settings are done, of how many, and what is tried next.
     """
 
     def __init__(
@@ -182,21 +183,21 @@ class _Trials:
 
     @property
     def fits(self) -> bool:
-        """Whether any of the settings has a plan."""
+        """Returns whether any of the settings has a plan."""
         return any(candidate.fits for candidate in self.found)
 
     def try_all(self) -> None:
-        """Tries what is to be tried, and where nothing of it fits, what leaves ranks idle."""
+        """Tries the choices and, where none fits, numbers of partitions that leave ranks idle."""
         ranks, given = self._ranks, self._choices.partitions
         counts = list(given) or [count for count in range(1, ranks + 1) if ranks % count == 0]
         self._try_counts(counts, ranks)
         if not given and not self.fits and any(candidate.replicas > 1 for candidate in self.found):
-            # What averages gradients takes memory, too; some ranks would be idle.
+            # Averaging gradients takes memory, too. Some ranks would be idle.
             others = {*range(1, _MOST_COUNTS + 1), *counts}
             self._try_counts(sorted(count for count in others if count <= ranks), 1)
 
     def _try_counts(self, counts: Sequence[int], most_replicas: int) -> None:
-        """Tries numbers of partitions, and where nothing fits yet, all of it again with recompute."""
+        """Tries numbers of partitions and, where nothing fits yet, all of them again with recompute."""
         settings = self._settings_of(counts)
         self._try(settings, most_replicas)
         if not self._config.recompute and not self.fits:
@@ -206,7 +207,7 @@ class _Trials:
     def _settings_of(self, counts: Sequence[int]) -> list[Config]:
         config, choices = self._config, self._choices
         return [
-            # One partition has one chunk, and no schedule to choose.
+            # One partition has one chunk and no choice of schedules.
             dataclasses.replace(
                 config,
                 partitions=count,
@@ -260,7 +261,7 @@ def _candidate(model: OfflineModel, settings: Config, replicas: int, cluster: Cl
     except (PlacementError, ScheduleError) as error:
         return Candidate(settings, replicas, 0.0, None, None, "cannot be placed", str(error))
     except (OfflinePlanError, StepError) as error:
-        # A model may cut its batch itself, and not be for microbatches of any size.
+        # A model may cut its batch itself, and so not take microbatches of any size.
         return Candidate(settings, replicas, 0.0, None, None, "cannot be traced", str(error))
     return _planned(settings, replicas, made)
 
@@ -271,7 +272,7 @@ def _planned(settings: Config, replicas: int, made: OfflinePlan) -> Candidate:
 
 
 def _nearest(found: Sequence[Candidate]) -> Candidate:
-    """Returns those settings of which the fewest bytes are too much, where none fits."""
+    """Returns the settings that exceed the memory by the fewest bytes, where none fits."""
     sizes = [candidate for candidate in found if candidate.needed is not None]
     if all(candidate.refused == "cannot be traced" for candidate in found):
         raise OfflinePlanError(found[0].why)

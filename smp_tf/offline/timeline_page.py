@@ -1,7 +1,7 @@
-"""A timeline as one page of HTML, which needs nothing besides itself: a table, and a picture of every step in SVG.
+"""A timeline as one self-contained page of HTML, with a table, and a picture of every step in SVG.
 
-A rank has three rows: its tasks, those of the critical path with a frame; under them a strip that says what the time
-went into; and what it reduces and applies, which may go on while tasks run.
+A rank has three rows. The first has its tasks; those of the critical path have a frame. Under it a strip says what the
+time was spent on. The third row has its reductions and updates, which may go on while tasks run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PARTS = {
     "other": "#444444",
 }
 _ROW = 44
-#: Steps that are drawn.
+#: How many steps are drawn.
 _MOST = 8
 
 _STYLE = """
@@ -39,8 +39,8 @@ def page(replicas: Sequence[RecordedReplica], name: str) -> str:
     """Returns the page's text.
 
     Args:
-        replicas: what was recorded.
-        name: of the timeline.
+        replicas: the recorded replicas.
+        name: name of the timeline.
 
     Returns:
         HTML, complete.
@@ -138,7 +138,7 @@ def _picture(step: StepAnatomy, ranks: Sequence[int]) -> str:
 
 
 def _box(run: TaskRun, origin: int, scale: float, place: tuple[int, int], is_critical: bool) -> str:
-    """Returns a task; `place` is where its box begins, downwards, and how high it is."""
+    """Returns the box of a task. `place` is where it begins, from the top, and how high it is."""
     top, height = place
     x, wide = LEFT + (run.begin - origin) * scale, (run.end - run.begin) * scale
     told = (

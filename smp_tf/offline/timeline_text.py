@@ -1,4 +1,4 @@
-"""What a timeline says: the steps of every replica, where the time of every rank went, and how it was planned."""
+"""A timeline as text: the steps of every replica, what every rank's time was spent on, and how it was planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smp_tf.offline.numbers import in_seconds
 from smp_tf.pipeline.measure.recorded import RankRecord, one_step
 from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
 
-#: What the parts of a rank's time are called.
+#: The names of the parts of a rank's time.
 WORDS = {
     "compute": "compute",
     "bubble": "bubble",
@@ -28,10 +28,10 @@ class RecordedReplica:
     """What was recorded of one replica.
 
     Args:
-        number: of the replica, as far as its ranks are known.
+        number: number of the replica, as far as its ranks are known.
         ranks: world rank of every stage.
-        records: of these ranks; None of one that is not given.
-        steps: by the number of the program and of the step, as on the first of its ranks that has them.
+        records: the records of these ranks; None for a rank without one.
+        steps: the steps by program number and step number, as on the first of its ranks that has them.
     """
 
     number: int
@@ -40,12 +40,12 @@ class RecordedReplica:
     steps: dict[tuple[int, int], StepAnatomy]
 
     def spent(self, stage: int) -> dict[str, float]:
-        """Returns where the time of a rank went, on average over its recorded steps, in seconds by `PARTS`."""
+        """Returns what a rank's time was spent on, in seconds by `PARTS`, on average over its recorded steps."""
         known = [step.time_spent(stage) for step in self.steps.values() if step.stages[stage] is not None]
         return {part: sum(each[part] for each in known) / len(known) / 1e9 if known else 0.0 for part in PARTS}
 
     def said(self) -> Iterator[str]:
-        """Yields what is to be said of its steps, in lines."""
+        """Yields lines about its steps."""
         for record in self.records:
             if record is not None and record.dropped:
                 yield f"rank {record.rank}: {record.dropped} moments were not kept; record fewer steps at a time"
@@ -65,7 +65,7 @@ class RecordedReplica:
         yield from self._averaging()
 
     def averaging(self) -> tuple[float, float]:
-        """Returns how long gradients are averaged, and how much of that is hidden (`StepAnatomy.averaging`).
+        """Returns how long gradients are averaged, and how much of this is hidden (`StepAnatomy.averaging`).
 
         Returns:
             Seconds on average over ranks and over the steps that are known on all of them; 0 where there are none.
@@ -96,13 +96,13 @@ class RecordedReplica:
 
 
 def replicas_of(records: Sequence[RankRecord]) -> list[RecordedReplica]:
-    """Puts the records of ranks together.
+    """Groups the records of ranks by replicas.
 
     Args:
-        records: one a rank.
+        records: one record for each rank.
 
     Returns:
-        The replicas of which there are any.
+        The replicas that have any record.
 
     Raises:
         TimelineError: no step was recorded on any rank.
@@ -131,9 +131,9 @@ def text(replicas: Sequence[RecordedReplica], width: int = 100, color: bool = Fa
     """Returns the report for a terminal.
 
     Args:
-        replicas: what was recorded.
+        replicas: the recorded replicas.
         width: columns of the terminal.
-        color: whether it shows colours.
+        color: whether the terminal shows colours.
 
     Returns:
         Lines.
@@ -158,7 +158,7 @@ def text(replicas: Sequence[RecordedReplica], width: int = 100, color: bool = Fa
 
 
 def rows(replicas: Sequence[RecordedReplica]) -> Iterator[tuple[int, int, dict[str, float]]]:
-    """Returns the rank, the stage and the time spent of every rank that was recorded."""
+    """Returns rank, stage and time spent for every recorded rank."""
     for replica in replicas:
         for stage, rank in enumerate(replica.ranks):
             if replica.records[stage] is not None:

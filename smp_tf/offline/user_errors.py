@@ -1,4 +1,4 @@
-r"""Tells of somebody else's error in a line: where in the user's code, its type, and its first words.
+r"""Describes somebody else's error in one line: where in the user's code it is, its type, and its first words.
 
 ValueError("no data\nat all")  ─ Keras, AutoGraph ─▶  ValueError("in user code: ... Call arguments received ...")
             │                                                                       │
@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-#: What ends a line, and what a terminal would not show as it is.
+#: Characters that end a line, or that a terminal would not show as they are.
 _NOT_SHOWN = re.compile(r"\s*[\x00-\x1f\x7f-\x9f\u2028\u2029]+\s*")
-#: How the message of an error begins that Keras, or AutoGraph, has made of another one.
+#: The begin of the message of an error that Keras or AutoGraph has made from another one.
 _MADE_ANEW = ("Exception encountered when calling", "in user code:")
-#: Of the message of somebody else's error.
+#: How much of the message of somebody else's error is shown.
 _LONGEST = 500
-#: Whose folders hold no code of the user's.
+#: Packages whose folders hold no code of the user's.
 _PACKAGES = ("smp_tf", "smp_tf.partition", "smp_tf.pipeline", "smp_tf.ops")
 
 
 def in_a_line(text: str) -> str:
-    r"""Returns a text of whatever lines as one.
+    r"""Returns a text of several lines as one line.
 
     Example:
         >>> in_a_line("no data\n  at all")
@@ -36,12 +36,12 @@ def in_a_line(text: str) -> str:
 
 
 def told(error: BaseException, file: str | None = None, function: str | None = None) -> str:
-    r"""Returns an error in a line, for after the words of what failed: where in the user's code, type and words.
+    r"""Returns words for an error, to follow the words for what failed: where in the user's code, type and message.
 
     Args:
-        error: perhaps one that Keras or AutoGraph has made of the user's.
-        file: what needs not be named where the error is in it.
-        function: nor this function of it.
+        error: the error, perhaps one that Keras or AutoGraph has made from the user's.
+        file: a file that need not be named where the error is in it.
+        function: a function of the file that need not be named.
 
     Example:
         >>> told(ValueError("no data\nat all"))
@@ -60,10 +60,10 @@ def told(error: BaseException, file: str | None = None, function: str | None = N
 
 
 def words_of(error: BaseException) -> str:
-    """Returns the type of an error and the first line of its message that says something.
+    """Returns the type of an error, and the first line of its message that is not empty.
 
     Args:
-        error: perhaps one that Keras or AutoGraph has made of the user's.
+        error: the error, perhaps one that Keras or AutoGraph has made from the user's.
     """
     error = first_of(error)
     lines = (in_a_line(line) for line in text_of(error).splitlines())
@@ -73,7 +73,7 @@ def words_of(error: BaseException) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Returns the text of a value, such as an error; "" for one of a user's class that has none."""
+    """Returns the text of a value, such as an error; "" for a value of a user's class without a text."""
     try:
         return str(value)
     except Exception:
@@ -81,7 +81,7 @@ def text_of(value: Any) -> str:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Returns the error that was raised first, where Keras and AutoGraph have made others of it."""
+    """Returns the error that was raised first, where Keras and AutoGraph have made others from it."""
     return _chain_of(error)[-1]
 
 
@@ -93,9 +93,9 @@ def _chain_of(error: BaseException) -> list[BaseException]:
 
 
 def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    """Yields where an error came from, the innermost first."""
+    """Yields the frames that an error came from, the innermost first."""
     for seen in reversed(_chain_of(error)):
-        # What AutoGraph has converted ran in a file of its own, which it knows the origin of.
+        # Code that AutoGraph has converted ran in another file. AutoGraph knows the original.
         for frame in getattr(getattr(seen, "ag_error_metadata", None), "translated_stack", ()):
             name = frame.function_name or "<lambda>"
             yield traceback.FrameSummary(frame.filename, frame.lineno, name, lookup_line=False)
@@ -103,7 +103,7 @@ def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
 
 
 def _is_the_users(filename: str, file: str | None) -> bool:
-    """Returns whether code is the user's: of no library that is installed, and not of smp_tf."""
+    """Returns whether code is the user's, and neither an installed library's nor smp_tf's."""
     path = Path(filename)
     if file is not None and path == Path(file).absolute():
         return True
