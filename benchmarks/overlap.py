@@ -51,7 +51,8 @@ SEED = 1
 @contextlib.contextmanager
 def patched(way: str) -> Iterator[None]:
     """Makes a step, within its context, be traced to average its gradients in that way."""
-    step, program = (importlib.import_module(f"smp_tf.{name}") for name in ("steps.step", "pipeline.run.stage_program"))
+    preparation = importlib.import_module("smp_tf.steps.preparation")
+    program = importlib.import_module("smp_tf.pipeline.run.stage_program")
     add = program.add_reductions
 
     def last(planned: Program, buckets: Sequence[BucketMakers]) -> Program:
@@ -64,7 +65,7 @@ def patched(way: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(program, "add_reductions", last))
             stack.enter_context(mock.patch.object(program, "plan_early_sums", return_value=None))
         if way == "without":
-            stack.enter_context(mock.patch.object(step, "sum_gradients_at", lambda sums, *_: (list(sums), [])))
+            stack.enter_context(mock.patch.object(preparation, "sum_gradients_at", lambda sums, *_: (list(sums), [])))
             own = importlib.import_module("smp_tf.replicas.sparse_gradients").own_weighted_sum
             split = importlib.import_module("smp_tf.steps.program")
             stack.enter_context(mock.patch.object(split, "weighted_sum", lambda parts, weights, _: own(parts, weights)))

@@ -448,9 +448,8 @@ def let_optimizers_take(variable: tf.Variable, other: tf.Variable) -> None:
     variable._handle_name = other.name
 
 
-def tape_is_recording() -> bool:
-    """Returns whether any gradient tape is active in this thread."""
-    return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+#: Returns whether no gradient tape is active in this thread.
+no_tape_is_recording: Callable[[], bool] = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 
 
 def cond_independently(due: tf.Tensor, then: Callable[[], tf.Tensor], otherwise: Callable[[], tf.Tensor]) -> tf.Tensor:

@@ -205,7 +205,7 @@ class Split(Trainer):
                     "preparation.cut_by_plan",
                     "preparation.memory_forecast.with_exact_transfers",
                 ),
-                "build": ("preparation.plan_program", "preparation.build_stage_program", "decide_owners"),
+                "build": ("preparation.plan_program", "preparation.build_stage_program", "preparation.decide_owners"),
             },
         )
         model = self.source.build(smp.DistributedModel, size)

@@ -16,6 +16,9 @@ from smp_tf.batch.sliced_objects import holds_tensors, is_sliced_object, take_ap
 from smp_tf.batch.structure import Slot, attributes_of, children, is_record, key_of, map_children, with_attributes
 from smp_tf.errors import StepError
 
+#: Structures whose items are all that they have: none is cut by a method of its own, or hides tensors.
+_PLAIN = (dict, list, tuple)
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -47,6 +50,8 @@ class Arguments:
 
 def type_of(tensor: Any) -> tf.TypeSpec:
     """Returns the type of a tensor, without its name."""
+    if isinstance(tensor, tf.Tensor):
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
     spec = tf.type_spec_from_value(tensor)
     return tf.TensorSpec(spec.shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
 
@@ -102,10 +107,12 @@ class _Sorter:
             return self._keep_as(root, path, tf.cast(tf.convert_to_tensor(value), spec.dtype), spec)
         if isinstance(spec, tf.TypeSpec) and value is not None:
             return self._keep_as(root, path, value, spec)
-        if isinstance(value, (np.ndarray, np.generic)):
-            return self._keep(root, path, tf.convert_to_tensor(value))
         if isinstance(value, tf.Tensor):
             return self._keep(root, path, value)
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._keep(root, path, tf.convert_to_tensor(value))
+        if type(value) in _PLAIN:
+            return self._place_items(root, path, value, spec)
         if isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable):
             return self._keep(root, path, value)
         if is_sliced_object(value):
@@ -120,7 +127,10 @@ class _Sorter:
         if isinstance(value, Set):
             return self._place_set(root, path, value)
         self._refuse_hidden_tensors(path, value)
-        specs = dict(children(spec))
+        return self._place_items(root, path, value, spec)
+
+    def _place_items(self, root: str, path: str, value: Any, spec: Any) -> Any:
+        specs = dict(children(spec)) if spec is not None else {}
         if specs and specs.keys() != dict(children(value)).keys():
             raise StepError(
                 f"Step argument {path!r} does not have the structure that input_signature gives it. Received: "

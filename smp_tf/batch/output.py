@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from smp_tf.batch import sparse_rows
+from smp_tf.batch.output_description import GradientSum, OutputDescription
 from smp_tf.errors import StepError
 from smp_tf.replicas.gradient_marks import Computed, mark, mark_averaged, mark_computed, mark_rows, mark_unaveraged
-from smp_tf.variables.host_offload import beside_gradients
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedSum:
+    """The sum of a gradient over the microbatches (and replicas), each times its weight.
+
+    Args:
+        value: the sum.
+        weight: the sum of the weights in it.
+        computed: where it was made, in the graph that is being traced; None outside of one.
+    """
+
+    value: Any
+    weight: Any
+    computed: Computed | None = None
+
+    def divided(self, device: str | None) -> Any:
+        """Returns the average: the sum divided by its weight.
+
+        Args:
+            device: where it is computed; None for where TensorFlow chooses.
+        """
+        if device is not None:
+            with tf.device(device):
+                return self.divided(None)
+        factor = 1.0 / (self.weight if isinstance(self.weight, int) else tf.cast(self.weight, tf.float64))
+        return _scaled(self.value, factor)
 
 
 class StepOutput:
@@ -20,20 +48,10 @@ class StepOutput:
     Steps make them; scripts put their values together.
 
     Args:
-        name: what it is, for messages.
+        description: what is known of it, whatever the batch.
         values: one tensor per microbatch; None where this rank does not have them.
         weights: weight of each microbatch in averages (its number of samples).
-        total: sum over microbatches (and replicas) of weight x value, where the pipeline accumulated it; else None.
-        total_weight: the sum of the weights in `total`.
-        owner: the partition that keeps the value when it is not sent to all; else None.
-        is_local: whether this rank has it.
-        replica: the replica that alone gets the sum of a gradient over the replicas; None where all of them do.
-        rows: of which rows of a weight `total` is; None: of all.
-        computed: where a gradient's sum was made, in the graph that is being traced.
-        is_gradient: whether it was computed from gradients.
-        is_kept: whether a gradient's values were kept besides their sum.
-        is_unaveraged: whether `total` is of this replica alone, and `total_weight` its share of that of all.
-        follows_state: whether it was computed from a variable that the step writes.
+        total: the sum of a gradient, where the pipeline has accumulated it; else None.
 
     Example:
         >>> gradients, loss = forward_backward(images, labels)
@@ -45,52 +63,29 @@ class StepOutput:
 
     def __init__(
         self,
-        name: str,
+        description: OutputDescription,
         values: Sequence[Any] | None,
         weights: Sequence[Any],
-        *,
-        total: Any = None,
-        total_weight: Any = None,
-        owner: int | None = None,
-        is_local: bool = True,
-        replica: int | None = None,
-        rows: tuple[int, int] | None = None,
-        computed: Computed | None = None,
-        is_gradient: bool = False,
-        is_kept: bool = False,
-        is_unaveraged: bool = False,
-        follows_state: bool = False,
+        total: WeightedSum | None = None,
     ) -> None:
-        self._name = name
-        self._values = None if values is None else list(values)
-        self._weights = list(weights)
+        self._description = description
+        self._values = values
+        self._weights = weights
         self._total = total
-        self._total_weight = total_weight
-        self._owner = owner
-        self._is_local = is_local
-        self._replica = replica
-        self._rows = rows
-        self._computed = computed
-        self._is_gradient = is_gradient
-        self._is_kept = is_kept
-        self._is_unaveraged = is_unaveraged
-        self._follows_state = follows_state
 
     def __repr__(self) -> str:
-        where = "" if self._is_local else f", on partition {self._owner}"
-        if not self._is_local and self._replica is not None:
-            where += f" of replica {self._replica}"
-        return f"<StepOutput {self._name} of {len(self._weights)} microbatches{where}>"
+        name, holder = self._description.name, self._description.holder
+        return f"<StepOutput {name} of {len(self._weights)} microbatches{holder}>"
 
     @property
     def is_local(self) -> bool:
         """Whether this rank has the value: of a gradient, what `accumulate` gives."""
-        return self._is_local
+        return self._description.holder.is_here
 
     @property
     def follows_state(self) -> bool:
         """Whether it was computed from a variable that the step writes, so that its last value is that of the batch."""
-        return self._follows_state
+        return self._description.follows_state
 
     @property
     def outputs(self) -> list[Any]:
@@ -101,19 +96,20 @@ class StepOutput:
         """
         if self._values is not None:
             return [self._marked(value) for value in self._values]
-        if self._is_gradient and self._is_kept:
+        name, stage, gradient = self._description.name, self._description.holder.stage, self._description.gradient
+        if gradient is not None and gradient.has_values:
             raise StepError(
-                f"{self._name} is a gradient of a weight that partition {self._owner} stores; this rank does not have "
-                f"its values. Check .is_local first."
+                f"{name} is a gradient of a weight that partition {stage} stores; this rank does not have its values. "
+                f"Check .is_local first."
             )
-        if self._is_gradient:
+        if gradient is not None:
             raise StepError(
-                f"{self._name} is a gradient: the pipeline keeps only its sum over the microbatches, not one value for "
+                f"{name} is a gradient: the pipeline keeps only its sum over the microbatches, not one value for "
                 f"each. Use .accumulate(), or decorate the step with @smp.step(keep_microbatch_gradients=True)."
             )
         raise StepError(
-            f"{self._name} stays on partition {self._owner} (it is among local_outputs); this rank does not have it. "
-            f"Check .is_local first, or take it out of local_outputs."
+            f"{name} stays on partition {stage} (it is among local_outputs); this rank does not have it. Check "
+            f".is_local first, or take it out of local_outputs."
         )
 
     def accumulate(self, method: str = "variable", var: tf.Variable | None = None) -> Any:
@@ -139,10 +135,8 @@ class StepOutput:
             raise StepError(
                 f'accumulate takes method "variable", "add_n" or "accumulate_n". Received: method={method!r}'
             )
-        if self._is_gradient and not self._is_local:
-            return None
         average = self.reduce_mean()
-        if var is not None:
+        if var is not None and average is not None:
             var.assign(average)
         return average
 
@@ -159,25 +153,26 @@ class StepOutput:
             >>> gradients, loss = forward_backward(images, labels)
             >>> average = loss.reduce_mean()
         """
-        if self._is_gradient and not self._is_local:
+        gradient = self._description.gradient
+        if gradient is None:
+            return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
+        if not self._description.holder.is_here:
             return None
-        return self._marked(self._average())
+        if self._total is None:
+            return mark(_weighted_mean([_as_float(v) for v in self.outputs], self._weights))
+        return mark(self._average(self._total, gradient))
 
-    def _average(self) -> Any:
-        if self._total is not None:
-            noted = mark_unaveraged if self._is_unaveraged else mark_averaged
-            with beside_gradients():
-                weight = self._total_weight
-                factor = 1.0 / (weight if isinstance(weight, int) else tf.cast(weight, tf.float64))
-                average = noted(_scaled(self._total, factor))
-            if self._rows is not None:
-                mark_rows(average, self._rows)
-            return mark_computed(average, self._computed) if self._computed is not None else average
-        return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
+    def _average(self, total: WeightedSum, gradient: GradientSum) -> Any:
+        """Returns the average of a gradient, which bears what it is an average of."""
+        noted = mark_averaged if gradient.is_averaged else mark_unaveraged
+        average = noted(total.divided(gradient.device))
+        if gradient.rows is not None:
+            mark_rows(average, gradient.rows)
+        return mark_computed(average, total.computed) if total.computed is not None else average
 
     def _marked(self, value: Any) -> Any:
         """Returns the value, known as a gradient where it is one."""
-        return mark(value) if self._is_gradient else value
+        return mark(value) if self._description.gradient is not None else value
 
     def reduce_sum(self) -> Any:
         """Returns the sum over the microbatches, unweighted.
@@ -192,10 +187,11 @@ class StepOutput:
         Example:
             >>> correct = predict(images, labels)["correct"].reduce_sum()
         """
-        if self._is_gradient and not self._is_local and self._values is None:
+        is_here, is_gradient = self._description.holder.is_here, self._description.gradient is not None
+        if is_gradient and not is_here and self._values is None:
             return None
         if self._total is not None and _all_one(self._weights):
-            return self._marked(self._total)
+            return self._marked(self._total.value)
         return self._marked(_sum(self.outputs))
 
     def concat(self) -> Any:
@@ -214,7 +210,7 @@ class StepOutput:
         """
         values = self.outputs
         if isinstance(values[0], tf.IndexedSlices):
-            return self._marked(sparse_rows.joined(values, self._name))
+            return self._marked(sparse_rows.joined(values, self._description.name))
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, values)
         return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
@@ -250,7 +246,7 @@ class StepOutput:
         """
         values = self.outputs
         if isinstance(values[0], tf.IndexedSlices):
-            return sparse_rows.stacked(values, self._name)
+            return sparse_rows.stacked(values, self._description.name)
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, [tf.sparse.expand_dims(v, 0) for v in values])
         return tf.stack(values, axis=0)

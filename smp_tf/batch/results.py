@@ -6,8 +6,9 @@ fields.
 
 from __future__ import annotations
 
-from collections import namedtuple
-from collections.abc import Set
+from collections import defaultdict, namedtuple
+from collections.abc import Callable, Mapping, MutableMapping, Sequence, Set
+from operator import itemgetter
 from typing import Any
 
 from smp_tf.batch.sets import is_reference
@@ -15,6 +16,7 @@ from smp_tf.batch.sliced_objects import holds_tensors
 from smp_tf.batch.structure import Template, attributes_of, is_record, map_children
 from smp_tf.errors import StepError
 from smp_tf.job_state import JobState
+from smp_tf.partition.trace.lower import OutputSlot
 
 
 class _StandIns:
@@ -62,6 +64,60 @@ def unpack(value: Any) -> Any:
         kind, names = classes[type(value)]
         return Template(kind, dict(zip(names, value, strict=True))).filled(unpack)
     return map_children(value, lambda _, child: unpack(child))
+
+
+#: Makes a part of what a step returns, given what stands in its places.
+_Maker = Callable[[Sequence[Any]], Any]
+
+
+class ResultStructure:
+    """What a step returns, with a place for each tensor: looked at once, and made anew for every batch.
+
+    Args:
+        results: what it returned when it was traced, ready for TensorFlow, with an `OutputSlot` for each tensor.
+    """
+
+    def __init__(self, results: Any) -> None:
+        #: The slots, in the order of the places.
+        self.slots: list[OutputSlot] = []
+        self._make = self._maker(results)
+
+    def filled(self, values: Sequence[Any]) -> Any:
+        """Returns the structure, new throughout, with a value in each place.
+
+        Args:
+            values: one for each of `slots`.
+        """
+        return self._make(values)
+
+    def _maker(self, part: Any) -> _Maker:
+        if isinstance(part, OutputSlot):
+            self.slots.append(part)
+            return itemgetter(len(self.slots) - 1)
+        if type(part) in (classes := _stand_ins().classes):
+            record, names = classes[type(part)]
+            items = {name: self._maker(item) for name, item in zip(names, part, strict=True)}
+            return lambda values: Template(record, items).filled(lambda make: make(values))
+        if isinstance(part, Mapping):
+            items = {key: self._maker(item) for key, item in part.items()}
+            return lambda values: _mapping_like(part, [(key, make(values)) for key, make in items.items()])
+        if isinstance(part, (list, tuple)):
+            kind: Any = type(part)
+            makers = [self._maker(item) for item in part]
+            if hasattr(part, "_fields"):
+                return lambda values: kind(*[make(values) for make in makers])
+            return lambda values: kind([make(values) for make in makers])
+        return lambda values: part
+
+
+def _mapping_like(like: Mapping[Any, Any], items: Sequence[tuple[Any, Any]]) -> Any:
+    """Returns a mapping of the same kind with other items."""
+    kind: Any = type(like)
+    if not isinstance(like, MutableMapping):
+        return kind(items)
+    made = defaultdict(like.default_factory) if isinstance(like, defaultdict) else kind()
+    made.update(items)
+    return made
 
 
 def _stand_in(kind: type, names: tuple[str, ...]) -> Any:

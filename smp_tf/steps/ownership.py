@@ -17,11 +17,13 @@ import tensorflow as tf
 from smp_tf.checkpoint import pending
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
+from smp_tf.partition.graph.fingerprint import form
 from smp_tf.partition.mesh import CommGroup
+from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered
 from smp_tf.replicas.reduce_scatter import Receiver
-from smp_tf.sharding import moved_slots, shares
-from smp_tf.sharding.receivers import Applied
+from smp_tf.sharding import layouts, moved_slots, shares
+from smp_tf.sharding.receivers import Applied, agreed_receivers, note_receivers, receivers_in
 from smp_tf.variables import assigned_values, fetch
 from smp_tf.variables import store as variables
 from smp_tf.variables.models import SplitModel
@@ -42,6 +44,38 @@ class Ownership:
     variables: Mapping[int, tf.Variable]
     receivers: Mapping[int, Receiver]
     applied: Sequence[Applied]
+
+
+class AgreedReceivers:
+    """Who receives the gradients of a step's outputs, as all replicas have agreed when they came to its form first.
+
+    Replicas come to each form together, and to programs for other batches one by one.
+
+    Args:
+        step: its name, for messages.
+    """
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+        self._by_form: dict[tuple[str, ...], Mapping[int, Receiver]] = {}
+
+    def of(self, cut: Split, lowered: Lowered, applied: Sequence[Applied] | None) -> Mapping[int, Receiver]:
+        """Returns, by output, who alone gets a gradient's sum, or rows of it; the others go to all.
+
+        Args:
+            cut: the step, cut.
+            lowered: what was read off its trace.
+            applied: which gradients the step gives to an optimizer and to nobody else; None where a script does.
+        """
+        if not cut.graph.gradients or not layouts.are_received_apart():
+            return {}
+        kind = form(cut.graph)
+        if kind not in self._by_form:
+            with tf.init_scope():
+                own = receivers_in(cut, runtime.current().topology.stage, lowered.variables, applied)
+                self._by_form[kind] = agreed_receivers(own, self._step)
+            note_receivers(cut, lowered.variables, self._by_form[kind], applied or ())
+        return self._by_form[kind]
 
 
 def decide_owners(

@@ -5,7 +5,7 @@ batch ──▶ cut batch ──▶ trace ──▶ agreed plan ──▶ owners
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -21,15 +21,18 @@ from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.planner.request import PlacementRequest
-from smp_tf.pipeline.run.reduction import Reduce
+from smp_tf.pipeline.run.reduction import Bucket, Reduce, Sums
 from smp_tf.pipeline.run.stage_program import StageProgram, build_stage_program, plan_program
 from smp_tf.planning import earlier_steps, partition_file
 from smp_tf.planning.agreement import agree_on_plan, show_plan
 from smp_tf.planning.first_steps import Expected
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
 from smp_tf.planning.request import expected_of, known_slots, request_for
-from smp_tf.sharding.receivers import known_gradients
-from smp_tf.steps.ownership import Ownership
+from smp_tf.replicas import unaveraged
+from smp_tf.replicas.reduce_scatter import Receiver
+from smp_tf.replicas.sums import reduction_name, sum_gradients_at
+from smp_tf.sharding.receivers import Applied, known_gradients
+from smp_tf.steps.ownership import AgreedReceivers, Ownership, decide_owners
 from smp_tf.steps.trace import StepTrace
 from smp_tf.variables.fetch import WRITER
 from smp_tf.variables.host_offload import device_of_gradients
@@ -159,8 +162,50 @@ def sparse_gradients(lowered: Lowered, cut: Split) -> list[tuple[int, ...]]:
     return [positions for positions in sparse if cut.outputs[positions[0]].is_gradient]
 
 
+def ownership(
+    step: Unplanned, agreed: AgreedPlan, receivers: AgreedReceivers, applied: Sequence[Applied] | None
+) -> Ownership:
+    """Decides which variables this rank has, and who receives their gradients.
+
+    Args:
+        step: the step.
+        agreed: its plan.
+        receivers: who receives the gradients of a step, as the replicas have agreed.
+        applied: which gradients the step gives to an optimizer and to nobody else; None where a script does.
+    """
+    running, traced, cut = runtime.current(), step.traced, agreed.cut
+    lowered, stage, used = traced.lowered, running.topology.stage, traced.graph.used_variables
+    trained = {gradient.variable for gradient in traced.graph.gradients}
+    of_used = [owner if index in used else None for index, owner in enumerate(cut.assignment.owners)]
+    placed = decide_owners(traced.models, lowered, of_used, agreed.plan.placement, stage, running.seed, trained)
+    mine = {
+        index: variable
+        for index, variable in enumerate(lowered.variables)
+        if cut.stage_of_variable(index) is None or (index in used and cut.stage_of_variable(index) == stage)
+    }
+    return Ownership(placed, mine, receivers.of(cut, lowered, applied), applied or ())
+
+
+def sums_over_replicas(step: Unplanned, receivers: Mapping[int, Receiver]) -> Reduce | None:
+    """Returns how the buckets of a step are summed over the replicas; None where nothing is averaged.
+
+    Args:
+        step: the step.
+        receivers: by output, who alone gets its sum, or rows of it.
+    """
+    if runtime.current().topology.replicas == 1 or unaveraged.are_left():
+        return None
+    name = reduction_name(step.known_as)
+
+    def reduce(sums: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
+        to = [receivers.get(position) for position in bucket.positions]
+        return Sums(*sum_gradients_at(sums, to, f"{name}_{bucket.number}"))
+
+    return reduce
+
+
 def stage_program(
-    step: Unplanned, agreed: AgreedPlan, owned: Ownership, reduce: Reduce | None, *, keeps_gradients: bool, xla: bool
+    step: Unplanned, agreed: AgreedPlan, owned: Ownership, *, keeps_gradients: bool, xla: bool
 ) -> StageProgram:
     """Builds what this rank runs.
 
@@ -168,7 +213,6 @@ def stage_program(
         step: the step.
         agreed: its plan.
         owned: which variables this rank has, and who receives their gradients.
-        reduce: sums tensors over the replicas; None where nothing is averaged.
         keeps_gradients: whether gradients are kept for each microbatch besides their sum.
         xla: compile the functions with XLA, where XLA can.
     """
@@ -184,7 +228,7 @@ def stage_program(
         weighted=step.batch.size is None or topology.replicas > 1,
         xla=xla,
         samples=step.batch.samples,
-        reduce=reduce,
+        reduce=sums_over_replicas(step, owned.receivers),
         gradients=known_gradients(owned.receivers, owned.applied),
         sums_on=device_of_gradients(),
         checks_inputs=runtime.current().config.check_inputs and bool(step.batch.arguments),

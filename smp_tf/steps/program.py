@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +12,12 @@ import tensorflow as tf
 from smp_tf.batch.cut_batch import CutBatch
 from smp_tf.batch.microbatch_errors import tell_of_microbatches
 from smp_tf.batch.microbatches import Slicer, SplitArgument, sizes_of
-from smp_tf.batch.output import StepOutput
-from smp_tf.batch.results import unpack
 from smp_tf.checkpoint import pending
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.op_by_op import op_by_op
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
-from smp_tf.partition.split.step_outputs import Delivery
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
 from smp_tf.pipeline.run.emission import SumSparse
@@ -30,48 +27,13 @@ from smp_tf.pipeline.run.reduction import Bucket
 from smp_tf.pipeline.run.stage_program import StageProgram
 from smp_tf.planning import first_steps
 from smp_tf.recording import record as recording
-from smp_tf.replicas import unaveraged
 from smp_tf.replicas.gradient_marks import Computed
-from smp_tf.replicas.reduce_scatter import Receiver, Rows, Whole
 from smp_tf.replicas.sparse_gradients import own_weighted_sum, weighted_sum
 from smp_tf.replicas.sums import reduction_name, sum_over_replicas
 from smp_tf.steps.input_check import add_input_check
+from smp_tf.steps.outputs import DescribedOutputs, FlatOutputs, packed
 from smp_tf.steps.replica_check import ReplicaCheck
 from smp_tf.variables import step_seeds
-
-
-@dataclass(frozen=True)
-class _Flat:
-    """What a program gave, by output.
-
-    Args:
-        values: one tensor per microbatch, or None.
-        accumulated: the sum over microbatches (and replicas) of weight x value, or None.
-        weights: weight of each microbatch of this replica.
-        total_weight: sum of the weights in `accumulated`.
-        computed: by output, where `accumulated` was made, in the graph of the program.
-    """
-
-    values: list[list[tf.Tensor] | None]
-    accumulated: list[tf.Tensor | None]
-    weights: Sequence[Any]
-    total_weight: Any
-    computed: Mapping[int, Computed] = field(default_factory=dict)
-
-    def tensors(self) -> list[tf.Tensor]:
-        """Returns all tensors, for a function to return."""
-        found = [tensor for values in self.values if values is not None for tensor in values]
-        found += [tensor for tensor in self.accumulated if tensor is not None]
-        return found + [w for w in (*self.weights, self.total_weight) if isinstance(w, tf.Tensor)]
-
-    def filled(self, tensors: Iterable[tf.Tensor]) -> _Flat:
-        """Returns the same with other tensors, in the order of `tensors()`."""
-        left = iter(tensors)
-        values = [None if v is None else [next(left) for _ in v] for v in self.values]
-        accumulated = [None if t is None else next(left) for t in self.accumulated]
-        weights = [next(left) if isinstance(w, tf.Tensor) else w for w in self.weights]
-        total = next(left) if isinstance(self.total_weight, tf.Tensor) else self.total_weight
-        return _Flat(values, accumulated, weights, total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +58,12 @@ class Results:
     """What becomes of a step's results.
 
     Args:
+        outputs: what is known of them.
         then: what to do with them in the same graph; the program gives what it returns. None: nothing.
-        keeps_gradients: whether gradients are kept for each microbatch besides their sum.
-        receivers: by output, who alone gets a gradient's sum over the replicas, or rows of it; the others go to all.
     """
 
+    outputs: DescribedOutputs
     then: Callable[[Any], Any] | None = None
-    keeps_gradients: bool = False
-    receivers: Mapping[int, Receiver] = field(default_factory=dict)
 
 
 @dataclass(repr=False, eq=False)
@@ -130,7 +90,7 @@ class SplitProgram:
     returned: Results
     expected: first_steps.Expected | None = None
     _eager: Any = field(default=None, init=False)
-    _layout: _Flat | None = field(default=None, init=False)
+    _layout: FlatOutputs | None = field(default=None, init=False)
 
     @property
     def trace(self) -> Trace:
@@ -181,7 +141,7 @@ class SplitProgram:
         if self.returned.then is not None:
             return flat
         assert self._layout is not None
-        return self._results(self._layout.filled(flat))
+        return self.returned.outputs.filled(self._layout.filled(flat))
 
     def __repr__(self) -> str:
         return f"<SplitProgram of step {self.name!r}>"
@@ -193,8 +153,8 @@ class SplitProgram:
                 return sizes_of(int(tensor.shape[argument.axis]), self.microbatches)
         return ()
 
-    def _finish(self, flat: _Flat) -> Any:
-        results = self._results(flat)
+    def _finish(self, flat: FlatOutputs) -> Any:
+        results = self.returned.outputs.filled(flat)
         return results if self.returned.then is None else self.returned.then(results)
 
     def _named_emitter(self) -> Callable[..., Any]:
@@ -213,7 +173,7 @@ class SplitProgram:
         return self._layout.tensors()
 
     @op_by_op()
-    def _emit(self, tensors: Sequence[Any]) -> _Flat:
+    def _emit(self, tensors: Sequence[Any]) -> FlatOutputs:
         """Writes the program into the current graph."""
         running = runtime.current()
         program = self.stage_program
@@ -255,7 +215,7 @@ class SplitProgram:
             for position, tensor in enumerate(accumulated)
             if tensor is not None
         }
-        return _Flat(results.values, accumulated, weights, total, computed)
+        return FlatOutputs(results.values, accumulated, weights, total, computed)
 
     def _sparse_sums(self, weights: Sequence[Any], found: dict[int, tf.Tensor]) -> SumSparse:
         """Returns what writes the sum of a sparse gradient over all replicas; its parts go into a mapping."""
@@ -264,7 +224,7 @@ class SplitProgram:
 
         def write(bucket: Bucket, values: Sequence[list[tf.Tensor]], step: tf.Tensor) -> None:
             where = step, program.number, program.stage
-            parts = _packed(slots[bucket.positions], values)
+            parts = packed(slots[bucket.positions], values)
             assert parts is not None
             begun = begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket.number)
             sparse = weighted_sum(parts, weights, f"{name}_sparse_{bucket.positions[0]}")
@@ -281,7 +241,7 @@ class SplitProgram:
         program = self.stage_program
         for slot in tf.nest.flatten(self.lowered.results):
             if isinstance(slot, OutputSlot) and isinstance(slot.spec, tf.IndexedSlicesSpec):
-                parts = _packed(slot, [results.values[i] for i in slot.outputs])
+                parts = packed(slot, [results.values[i] for i in slot.outputs])
                 if parts is None or not program.split.outputs[slot.outputs[0]].is_gradient:
                     continue
                 summed = [over_replicas[i] for i in slot.outputs] if program.reduction is not None else []
@@ -289,52 +249,6 @@ class SplitProgram:
                     summed = tf.nest.flatten(own_weighted_sum(parts, weights), expand_composites=True)
                 for i, tensor in zip(slot.outputs, summed, strict=True):
                     accumulated[i] = tensor
-
-    def _results(self, flat: _Flat) -> Any:
-        """Returns the structure the step function returned, with step outputs in it."""
-        found = tf.nest.map_structure(
-            lambda slot: self._output(slot, flat) if isinstance(slot, OutputSlot) else slot, self.lowered.results
-        )
-        return unpack(found)
-
-    def _output(self, slot: OutputSlot, flat: _Flat) -> StepOutput:
-        first = slot.outputs[0]
-        plan = self.stage_program.split.outputs[first]
-        owner = self.stage_program.split.stage_of(plan)
-        graph = self.lowered.graph
-        name = graph.nodes[graph.outputs[first].node].name
-        is_slices = isinstance(slot.spec, tf.IndexedSlicesSpec)
-        if slot.spec is not None and not is_slices and plan.is_gradient and runtime.current().topology.replicas > 1:
-            raise StepError(
-                f"{name} is part of a {slot.spec.value_type.__name__} made of gradients. Over replicas, tensors and "
-                f"tf.IndexedSlices are averaged. Return one of these from the step, or train with one replica."
-            )
-        receiver, own_replica = self.returned.receivers.get(first), runtime.current().topology.replica
-        rows = receiver.of(own_replica) if isinstance(receiver, Rows) else None
-        replica = receiver.replica if isinstance(receiver, Whole) else None
-        is_here = replica in (None, own_replica)
-        sums = [flat.accumulated[i] for i in slot.outputs]
-        total = None
-        if slot.spec is None:
-            [total] = sums
-        elif all(part is not None for part in sums):
-            total = tf.nest.pack_sequence_as(slot.spec, sums, expand_composites=True)
-        return StepOutput(
-            name,
-            _packed(slot, [flat.values[i] for i in slot.outputs]),
-            flat.weights,
-            total=total,
-            total_weight=flat.total_weight,
-            owner=owner,
-            is_local=is_here and (plan.delivery is not Delivery.LOCAL or owner == self.stage_program.stage),
-            replica=replica,
-            rows=rows,
-            computed=flat.computed.get(first),
-            is_gradient=plan.is_gradient,
-            is_kept=self.returned.keeps_gradients,
-            is_unaveraged=plan.is_gradient and unaveraged.are_left(),
-            follows_state=plan.follows_state,
-        )
 
 
 class _ToldReplicas:
@@ -392,16 +306,3 @@ def _total(weights: Sequence[Any]) -> Any:
     if all(isinstance(w, int) for w in weights):
         return sum(weights)
     return tf.add_n([tf.cast(w, tf.int64) for w in weights])
-
-
-def _packed(slot: OutputSlot, parts: Sequence[list[tf.Tensor] | None]) -> list[Any] | None:
-    """Returns the values per microbatch, composite tensors put together."""
-    present = [part for part in parts if part is not None]
-    if len(present) < len(parts):
-        return None
-    if slot.spec is None:
-        return present[0]
-    return [
-        tf.nest.pack_sequence_as(slot.spec, list(tensors), expand_composites=True)
-        for tensors in zip(*present, strict=True)
-    ]

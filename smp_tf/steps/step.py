@@ -1,8 +1,8 @@
 """`@smp.step`: trace one microbatch, plan, cut, and run the pipeline in the caller's graph.
 
 Read from top to bottom: `Step.__call__` sorts the arguments, `_prepare` goes the whole way from the function to this
-rank's program (cut batch, trace, agreed plan, ownership, stage program), and `SplitProgram` writes the program into
-the graph.
+rank's program (cut batch, trace, agreed plan, ownership, stage program, outputs), and `SplitProgram` writes the program
+into the graph.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ import tensorflow as tf
 
 from smp_tf.announce import announce
 from smp_tf.batch.arguments import Arguments, sort_arguments
-from smp_tf.batch.cut_batch import CutBatch
 from smp_tf.batch.microbatch_errors import told_of_microbatches
 from smp_tf.batch.microbatches import (
     SplitArgument,
     microbatch_spec,
-    plan_arguments,
-    sizes_of,
     static_batch_size,
     with_pieces,
 )
@@ -34,26 +31,21 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.keras.strategy_scope import refuse_strategy
-from smp_tf.partition.graph.fingerprint import form
-from smp_tf.partition.graph.op_graph import OpGraph
-from smp_tf.partition.split.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
-from smp_tf.partition.trace.lower import Lowered
-from smp_tf.pipeline.run.reduction import Bucket, Reduce, Sums
-from smp_tf.replicas import equal_start, unaveraged
-from smp_tf.replicas.reduce_scatter import Receiver
-from smp_tf.replicas.sums import reduction_name, sum_gradients_at
-from smp_tf.sharding import layouts
-from smp_tf.sharding.receivers import Applied, agreed_receivers, note_receivers, receivers_in
-from smp_tf.steps import collectives_in_steps, post_partition_hooks, preparation
+from smp_tf.replicas import equal_start
+from smp_tf.sharding.receivers import Applied
+from smp_tf.steps import post_partition_hooks, preparation
+from smp_tf.steps.batch_cut import cut_arguments, cut_batch
 from smp_tf.steps.options import StepOptions
-from smp_tf.steps.ownership import Ownership, decide_owners
+from smp_tf.steps.outputs import describe_outputs
+from smp_tf.steps.ownership import AgreedReceivers, decide_owners
 from smp_tf.steps.program import Results, Source, SplitProgram
+from smp_tf.steps.refusals import refuse
 from smp_tf.steps.signatures import OWN_SIZES, Signatures
 from smp_tf.steps.trace import Handed, Retrace, StepTrace, trace_step, with_outputs
 from smp_tf.steps.unsplit import UnsplitProgram
 from smp_tf.steps.xla_report import report_uncompiled
-from smp_tf.tf_internals import tape_is_recording
+from smp_tf.tf_internals import no_tape_is_recording
 from smp_tf.variables import step_seeds
 
 # A user's tf.function calls a step and its outputs; AutoGraph has nothing to convert in them.
@@ -91,8 +83,7 @@ class Step:
         self._signature = inspect.signature(function)
         self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
         self._known_as = ""
-        # By the form of the step: replicas come to each together, and to programs for other batches one by one.
-        self._receivers: dict[tuple[str, ...], Mapping[int, Receiver]] = {}
+        self._receivers = AgreedReceivers(self.name)
         self._signatures: Signatures
         options.check(self._signature, self.name)
 
@@ -126,9 +117,12 @@ class Step:
             *args: the positional arguments of the call.
             **kwargs: its keyword arguments.
         """
-        runtime.current()
-        refuse_strategy(f"Step {self.name!r} was called")
-        if tape_is_recording():
+        if not self._programs:
+            # It raises where no job runs; at the end of a job all programs go.
+            runtime.current()
+        if tf.distribute.has_strategy():
+            refuse_strategy(f"Step {self.name!r} was called")
+        if not no_tape_is_recording():
             raise StepError(
                 f"Step {self.name!r} was called under a tf.GradientTape. Gradients cannot be taken through a step "
                 f"from outside, since its ops are spread over ranks: open the tape inside the step function and "
@@ -136,23 +130,29 @@ class Step:
             )
         arguments = self._sort(args, kwargs)
         key = arguments.key
-        if key not in self._programs:
-            if not self._known_as:
-                on_shutdown(self._forget)
-                self._known_as = step_seeds.name_step(self.name)
-                rank = runtime.current().topology.rank
-                self._signatures = Signatures(
-                    self.name,
-                    lambda text: announce(text, rank),
-                    0 if self._options.reduce_retracing else OWN_SIZES,
-                    of_keras=self._options.of_keras,
-                )
-            self._programs[key] = self._program_for(arguments)
-        return self._programs[key], arguments.tensors
+        program = self._programs.get(key)
+        if program is None:
+            self._begin_job()
+            program = self._programs[key] = self._program_for(arguments)
+        return program, arguments.tensors
+
+    def _begin_job(self) -> None:
+        """Prepares what the step keeps in this job, unless it has been called in it."""
+        if self._known_as:
+            return
+        on_shutdown(self._forget)
+        self._known_as = step_seeds.name_step(self.name)
+        rank = runtime.current().topology.rank
+        self._signatures = Signatures(
+            self.name,
+            lambda text: announce(text, rank),
+            0 if self._options.reduce_retracing else OWN_SIZES,
+            of_keras=self._options.of_keras,
+        )
 
     def _forget(self) -> None:
         self._programs.clear()
-        self._receivers.clear()
+        self._receivers = AgreedReceivers(self.name)
         self._known_as = ""
 
     def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -165,24 +165,14 @@ class Step:
             return arguments
         # What the signature leaves open is known here, and a smaller batch than that takes another program.
         own = arguments.with_own_types()
-        batch = static_batch_size(self._planned(own), of_keras=self._options.of_keras)
+        batch = static_batch_size(cut_arguments(own, self._options), of_keras=self._options.of_keras)
         wanted = runtime.current().config.microbatches
         return own if batch is not None and batch < wanted else arguments
-
-    def _planned(self, arguments: Arguments) -> tuple[SplitArgument, ...]:
-        return plan_arguments(
-            arguments.names,
-            arguments.roots,
-            arguments.specs,
-            self._options.non_split,
-            self._options.axes,
-            of_keras=self._options.of_keras,
-        )
 
     def _program_for(self, arguments: Arguments) -> SplitProgram | UnsplitProgram:
         """Returns the program for a call of a new kind: a new one, or one that takes any batch size."""
         wanted = runtime.current().config.microbatches
-        planned = self._planned(arguments)
+        planned = cut_arguments(arguments, self._options)
         batch = static_batch_size(planned, wanted, self._options.of_keras)
         if batch is not None and batch < wanted:
             batch = None
@@ -203,7 +193,8 @@ class Step:
 
     def _prepare(self, arguments: Arguments, traced: StepTrace | None = None) -> SplitProgram | UnsplitProgram:
         """Goes the whole way from the function to this rank's program, for one signature, perhaps traced already."""
-        batch = self._cut_batch(arguments)
+        is_first = not self._programs
+        batch = cut_batch(self.name, arguments, self._options, is_first=is_first)
         if traced is None:
             told = told_of_microbatches(self.name, batch.sizes) if batch.microbatches > 1 else contextlib.nullcontext()
             with told:
@@ -212,17 +203,17 @@ class Step:
         if handed is not None:
             traced = with_outputs(traced, handed)
         xla = runtime.current().config.xla if self._options.jit_compile is None else self._options.jit_compile
-        self._refuse(traced, batch, xla=xla)
+        refuse(self.name, traced, batch, of_keras=self._options.of_keras, xla=xla)
         local = self._options.local_outputs + ((handed.name,) if handed is not None else ())
-        step = preparation.unplanned(self.name, self._known_as, traced, batch, local, is_first=not self._programs)
+        step = preparation.unplanned(self.name, self._known_as, traced, batch, local, is_first=is_first)
         if self._is_whole(step, xla=xla):
             return self._unsplit(arguments, step)
         agreed = preparation.agreed_plan(step)
-        owned = self._owned(step, agreed)
-        averages = runtime.current().topology.replicas > 1 and not unaveraged.are_left()
+        applied = list(self._applied(traced.lowered.results)) if self._applied is not None else None
+        owned = preparation.ownership(step, agreed, self._receivers, applied)
         keeps = self._options.keep_gradients
-        reduce = self._sums_over(owned.receivers) if averages else None
-        program = preparation.stage_program(step, agreed, owned, reduce, keeps_gradients=keeps, xla=xla)
+        program = preparation.stage_program(step, agreed, owned, keeps_gradients=keeps, xla=xla)
+        outputs = describe_outputs(traced.lowered, agreed.cut, owned.receivers, keeps_gradients=keeps)
         if xla:
             report_uncompiled(self.name, program)
         # Where nothing is trained replicas may well have weights of their own.
@@ -238,36 +229,9 @@ class Step:
             batch,
             program,
             agreed.plan,
-            Results(self._then, keeps, owned.receivers),
+            Results(outputs, self._then),
             agreed.expected,
         )
-
-    def _cut_batch(self, arguments: Arguments) -> CutBatch:
-        """Returns how a batch of a signature is cut."""
-        wanted, planned = runtime.current().config.microbatches, self._planned(arguments)
-        batch = static_batch_size(planned, wanted, self._options.of_keras)
-        is_cut = any(argument.axis is not None for argument in planned)
-        microbatches = self._microbatches(batch, wanted) if is_cut else 1
-        sizes = sizes_of(batch, microbatches) if batch is not None else ()
-        return CutBatch(with_pieces(planned, microbatches), microbatches, sizes)
-
-    def _refuse(self, traced: StepTrace, batch: CutBatch, *, xla: bool) -> None:
-        """Raises where a step cannot be run as it is asked for, and says what else there is to know of it."""
-        running = runtime.current()
-        topology, stages = running.topology, running.config.partitions or 1
-        graph = traced.graph
-        self._check(graph)
-        collectives_in_steps.refuse_what_hangs(graph, self.name, stages, topology.replicas)
-        words = collectives_in_steps.words_on_synchronized(graph, traced.models, batch.microbatches, topology.replicas)
-        if words is not None:
-            announce(words, topology.rank)
-        if xla and running.config.gradient_offload and graph.gradients:
-            raise StepError(
-                f"Step {self.name!r} has jit_compile=True, and gradient_offload adds gradients up on the host: XLA "
-                f"compiles a function for one device. Leave out one of the two."
-            )
-        for model in traced.models:
-            model._smp_store.require_cut(stages, topology.stage)
 
     def _is_whole(self, step: preparation.Unplanned, *, xla: bool) -> bool:
         """Returns whether the step runs as it is: by one process, in one piece."""
@@ -291,21 +255,6 @@ class Step:
             lambda given: self._call(body, arguments.structure, given),
             self._then,
         )
-
-    def _owned(self, step: preparation.Unplanned, agreed: preparation.AgreedPlan) -> Ownership:
-        """Decides which variables this rank has, and who receives their gradients."""
-        running, traced, cut = runtime.current(), step.traced, agreed.cut
-        lowered, stage, used = traced.lowered, running.topology.stage, traced.graph.used_variables
-        trained = {gradient.variable for gradient in traced.graph.gradients}
-        of_used = [owner if index in used else None for index, owner in enumerate(cut.assignment.owners)]
-        placed = decide_owners(traced.models, lowered, of_used, agreed.plan.placement, stage, running.seed, trained)
-        mine = {
-            index: variable
-            for index, variable in enumerate(lowered.variables)
-            if cut.stage_of_variable(index) is None or (index in used and cut.stage_of_variable(index) == stage)
-        }
-        applied = list(self._applied(lowered.results)) if self._applied is not None else None
-        return Ownership(placed, mine, self._receivers_in(cut, lowered, applied), applied or ())
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
         """Traces the step for arguments that are one microbatch, without running or planning anything.
@@ -343,65 +292,6 @@ class Step:
             autograph=self._options.autograph,
             name=self.name,
         )
-
-    def _receivers_in(self, cut: Split, lowered: Lowered, applied: Sequence[Applied] | None) -> Mapping[int, Receiver]:
-        """Returns, by output, who alone gets a gradient's sum, or rows of it, as all have agreed the first time."""
-        if not cut.graph.gradients or not layouts.are_received_apart():
-            return {}
-        kind = form(cut.graph)
-        if kind not in self._receivers:
-            stage = runtime.current().topology.stage
-            with tf.init_scope():
-                own = receivers_in(cut, stage, lowered.variables, applied)
-                self._receivers[kind] = agreed_receivers(own, self.name)
-            note_receivers(cut, lowered.variables, self._receivers[kind], applied or ())
-        return self._receivers[kind]
-
-    def _sums_over(self, receivers: Mapping[int, Receiver]) -> Reduce:
-        """Returns how the buckets are summed over the replicas, given who alone gets the sum of an output."""
-        name = reduction_name(self._known_as)
-
-        def reduce(sums: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
-            to = [receivers.get(position) for position in bucket.positions]
-            return Sums(*sum_gradients_at(sums, to, f"{name}_{bucket.number}"))
-
-        return reduce
-
-    def _check(self, graph: OpGraph) -> None:
-        """Raises where the traced step cannot mean anything sensible when it is split."""
-        for node in graph.nodes:
-            for index in node.writes:
-                variable = graph.variables[index]
-                if variable.trainable and variable.in_model:
-                    raise StepError(
-                        f"Step {self.name!r} assigns the trainable weight {variable.name!r} (op {node.name!r}). "
-                        f"Within a step, later microbatches would see other weights than earlier ones. "
-                        + (
-                            "Leave it to an optimizer of tf.keras.optimizers (those of tf.compat.v1.train assign at "
-                            "once), or assign between batches, in a callback."
-                            if self._options.of_keras
-                            else "Return the gradients and apply them after the step."
-                        )
-                    )
-        effects = [n for n, node in enumerate(graph.nodes) if node.writes or (node.stateful and not node.reads)]
-        wanted = graph.ancestors([*(t.node for t in graph.outputs), *effects])
-        if not any(graph.nodes[number].call or graph.nodes[number].backward for number in wanted):
-            raise StepError(
-                f"Nothing that step {self.name!r} returns or updates depends on the model. Return the loss, the "
-                f"gradients or the predictions, or update a metric with them."
-            )
-
-    def _microbatches(self, batch: int | None, wanted: int) -> int:
-        if batch is None or batch >= wanted:
-            return wanted
-        if batch == 0:
-            raise StepError(f"Step {self.name!r} was given a batch without samples. Leave empty batches out.")
-        if not self._programs and not self._options.small_first_batch:
-            raise StepError(
-                f"The first batch of step {self.name!r} has {batch} samples, fewer than the {wanted} microbatches "
-                f"it is to be cut into. Use batches of at least {wanted} samples, or fewer microbatches."
-            )
-        return batch
 
     def _call(self, body: Callable[..., Any], structure: Mapping[str, Any], tensors: Sequence[Any]) -> Any:
         given = [t.value() if isinstance(t, ObjectTensors) else t for t in tensors]

@@ -17,11 +17,15 @@ import tensorflow as tf
 
 from smp_tf.batch.microbatches import SplitArgument, whole_of
 from smp_tf.batch.output import StepOutput
-from smp_tf.batch.results import unpack
+from smp_tf.batch.output_description import OutputDescription
+from smp_tf.batch.results import ResultStructure, unpack
 from smp_tf.checkpoint import pending
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
 from smp_tf.variables.model_context import set_step_being_traced
+
+#: What is known of an output that has no name.
+_TENSOR = OutputDescription("tensor")
 
 
 class _Calls:
@@ -66,15 +70,19 @@ class UnsplitProgram:
         if tf.executing_eagerly():
             pending.count_step()
             flat = self.trace.function(*tensors)
-            return unpack(tf.nest.map_structure(lambda slot: self._filled(slot, flat), self.lowered.results))
+            return self._structure.filled([self._output(slot, flat) for slot in self._structure.slots])
         pending.add_check()
         before = set_step_being_traced(_Calls())
         try:
             results = self.call(tensors)
         finally:
             set_step_being_traced(before)
-        results = unpack(tf.nest.map_structure(_output, results))
+        results = unpack(tf.nest.map_structure(_traced_output, results))
         return results if self.then is None else self.then(results)
+
+    @functools.cached_property
+    def _structure(self) -> ResultStructure:
+        return ResultStructure(self.lowered.results)
 
     @functools.cached_property
     def _function(self) -> Any:
@@ -90,18 +98,16 @@ class UnsplitProgram:
         code = call.__code__.replace(co_name=f"unsplit_{id(self)}")
         return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
-    def _filled(self, slot: Any, flat: Sequence[tf.Tensor]) -> Any:
-        if not isinstance(slot, OutputSlot):
-            return slot
+    def _output(self, slot: OutputSlot, flat: Sequence[tf.Tensor]) -> StepOutput:
         parts = [flat[position] for position in slot.outputs]
         if slot.spec is None:
-            return _output(parts[0])
-        return _output(tf.nest.pack_sequence_as(slot.spec, parts, expand_composites=True))
+            return StepOutput(_TENSOR, parts, [1])
+        return StepOutput(_TENSOR, [tf.nest.pack_sequence_as(slot.spec, parts, expand_composites=True)], [1])
 
 
-def _output(value: Any) -> Any:
+def _traced_output(value: Any) -> Any:
     if isinstance(value, tf.Variable):
         value = tf.convert_to_tensor(value)
     if isinstance(value, (tf.Tensor, tf.__internal__.CompositeTensor)):
-        return StepOutput(getattr(value, "name", "tensor") if not tf.executing_eagerly() else "tensor", [value], [1])
+        return StepOutput(OutputDescription(getattr(value, "name", _TENSOR.name)), [value], [1])
     return value

@@ -41,7 +41,7 @@ USES = {
     "recording": "ground files job ops partition partition.plan partition.split pipeline pipeline.measure pipeline.run",
     "variables": "ground files keras job ops partition pipeline.run",
     "replicas": "ground config job collectives variables partition pipeline.run",
-    "batch": "ground replicas variables partition.trace",
+    "batch": "ground replicas partition.trace",
     "sharding": "ground keras job collectives variables replicas partition partition.graph partition.place "
     "partition.split pipeline.run",
     "checkpoint": "ground files config keras job variables sharding partition partition.plan",

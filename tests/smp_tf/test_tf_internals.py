@@ -242,15 +242,15 @@ def test_values_of_a_model_file_are_given_as_what_can_be_read_again(
 
 
 def test_whether_a_tape_is_recording() -> None:
-    assert not tf_internals.tape_is_recording()
+    assert tf_internals.no_tape_is_recording()
     with tf.GradientTape():
-        assert tf_internals.tape_is_recording()
+        assert not tf_internals.no_tape_is_recording()
         seen_elsewhere = []
-        thread = threading.Thread(target=lambda: seen_elsewhere.append(tf_internals.tape_is_recording()))
+        thread = threading.Thread(target=lambda: seen_elsewhere.append(tf_internals.no_tape_is_recording()))
         thread.start()
         thread.join()
-        assert seen_elsewhere == [False]
-    assert not tf_internals.tape_is_recording()
+        assert seen_elsewhere == [True]
+    assert tf_internals.no_tape_is_recording()
 
 
 def test_a_tape_inside_a_traced_function_is_seen_only_there() -> None:
@@ -258,15 +258,15 @@ def test_a_tape_inside_a_traced_function_is_seen_only_there() -> None:
 
     @tf.function
     def traced(x: tf.Tensor) -> tf.Tensor:
-        seen.append(tf_internals.tape_is_recording())
+        seen.append(tf_internals.no_tape_is_recording())
         with tf.GradientTape() as tape:
             tape.watch(x)
-            seen.append(tf_internals.tape_is_recording())
+            seen.append(tf_internals.no_tape_is_recording())
             y = x * x
         return tape.gradient(y, x)
 
     traced(tf.constant(3.0))
-    assert seen == [False, True]
+    assert seen == [True, False]
 
 
 def small_model() -> Any:

@@ -9,17 +9,25 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from smp_tf.batch.output import StepOutput
+from smp_tf.batch.output import StepOutput, WeightedSum
+from smp_tf.batch.output_description import GradientSum, Holder, OutputDescription
 from smp_tf.errors import StepError
 
 EQUAL, UNEQUAL = (1, 1, 1), (3, 2, 2)
+HERE, ELSEWHERE = Holder(), Holder(1, is_here=False)
 
 #: A third, that float32 does not hold.
 THIRD = 1.0 / 3.0
 
 
-def output(values: Sequence[Any] | None, weights: Sequence[Any] = EQUAL, **kwargs: Any) -> StepOutput:
-    return StepOutput("loss", values, weights, **kwargs)
+def output(
+    values: Sequence[Any] | None,
+    weights: Sequence[Any] = EQUAL,
+    gradient: GradientSum | None = None,
+    holder: Holder = HERE,
+    total: WeightedSum | None = None,
+) -> StepOutput:
+    return StepOutput(OutputDescription("loss", holder, gradient), values, weights, total)
 
 
 def floats(*values: Any, dtype: tf.DType = tf.float32) -> list[tf.Tensor]:
@@ -98,7 +106,8 @@ class TestMeanInFloat64:
 
     @pytest.mark.parametrize("total_weight", [7, tf.constant(7, tf.int64), tf.constant(7.0, tf.float64)])
     def test_is_not_rounded_through_float32_where_the_pipeline_accumulated(self, total_weight: Any) -> None:
-        mean = output(None, UNEQUAL, total=tf.constant(7 * THIRD, tf.float64), total_weight=total_weight).reduce_mean()
+        total = WeightedSum(tf.constant(7 * THIRD, tf.float64), total_weight)
+        mean = output(None, UNEQUAL, GradientSum(), total=total).reduce_mean()
         assert mean.numpy() == pytest.approx(THIRD, rel=1e-15)
 
     def test_is_not_rounded_through_float32_in_sparse_slices(self) -> None:
@@ -111,22 +120,22 @@ class TestMeanInFloat64:
 class TestAccumulatedByThePipeline:
     @pytest.mark.parametrize("total_weight", [4, tf.constant(4, tf.int64)], ids=["known", "as it runs"])
     def test_the_mean_divides_the_total_once(self, total_weight: Any) -> None:
-        found = output(None, [1, 1], total=tf.constant([8.0, 2.0]), total_weight=total_weight, is_gradient=True)
+        found = output(None, [1, 1], GradientSum(), total=WeightedSum(tf.constant([8.0, 2.0]), total_weight))
         assert found.reduce_mean().numpy().tolist() == [2.0, 0.5]
         assert found.accumulate().numpy().tolist() == [2.0, 0.5]
 
     def test_the_sum_is_the_total_where_all_weigh_one(self) -> None:
-        found = output(None, [1, 1], total=tf.constant(8.0), total_weight=4, is_gradient=True)
+        found = output(None, [1, 1], GradientSum(), total=WeightedSum(tf.constant(8.0), 4))
         assert found.reduce_sum().numpy() == 8.0
 
     def test_the_sum_needs_the_values_where_weights_differ(self) -> None:
-        found = output(floats(1.0, 2.0, 9.0), UNEQUAL, total=tf.constant(25.0), total_weight=7, is_gradient=True)
+        found = output(floats(1.0, 2.0, 9.0), UNEQUAL, GradientSum(), total=WeightedSum(tf.constant(25.0), 7))
         assert found.reduce_sum().numpy() == 12.0
         assert found.reduce_mean().numpy() == pytest.approx(25 / 7)
 
     @pytest.mark.parametrize("read", ["outputs", "concat", "merge", "stack"])
     def test_single_microbatches_were_not_kept(self, read: str) -> None:
-        found = output(None, EQUAL, total=tf.constant(8.0), total_weight=3, is_gradient=True)
+        found = output(None, EQUAL, GradientSum(), total=WeightedSum(tf.constant(8.0), 3))
         with pytest.raises(StepError) as raised:
             _ = found.outputs if read == "outputs" else getattr(found, read)()
         assert str(raised.value) == (
@@ -136,7 +145,7 @@ class TestAccumulatedByThePipeline:
 
     def test_values_that_were_kept_are_where_their_weight_is(self) -> None:
         """It advised to keep the values, which the step did."""
-        found = output(None, EQUAL, owner=1, is_local=False, is_gradient=True, is_kept=True)
+        found = output(None, EQUAL, GradientSum(has_values=True), ELSEWHERE)
         with pytest.raises(StepError) as raised:
             _ = found.outputs
         assert str(raised.value) == (
@@ -266,7 +275,7 @@ class TestAccumulate:
 
 class TestElsewhere:
     def test_a_gradient_of_another_rank_is_none(self) -> None:
-        found = output(None, EQUAL, owner=1, is_local=False, is_gradient=True)
+        found = output(None, EQUAL, GradientSum(), ELSEWHERE)
         assert found.accumulate() is None
         assert found.reduce_mean() is None
         assert found.reduce_sum() is None
@@ -274,12 +283,12 @@ class TestElsewhere:
 
     def test_a_gradient_of_another_rank_is_not_put_into_a_variable(self) -> None:
         variable = tf.Variable(5.0)
-        assert output(None, EQUAL, owner=1, is_local=False, is_gradient=True).accumulate(var=variable) is None
+        assert output(None, EQUAL, GradientSum(), ELSEWHERE).accumulate(var=variable) is None
         assert variable.numpy() == 5.0
 
     @pytest.mark.parametrize("read", ["outputs", "accumulate", "reduce_mean", "reduce_sum", "concat", "merge", "stack"])
     def test_reading_a_local_output_of_another_rank_is_an_error(self, read: str) -> None:
-        found = output(None, EQUAL, owner=2, is_local=False)
+        found = output(None, EQUAL, holder=Holder(2, is_here=False))
         with pytest.raises(StepError) as raised:
             _ = found.outputs if read == "outputs" else getattr(found, read)()
         assert str(raised.value) == (
@@ -289,7 +298,8 @@ class TestElsewhere:
 
     def test_it_says_where_it_is(self) -> None:
         assert (
-            repr(output(None, EQUAL, owner=2, is_local=False)) == "<StepOutput loss of 3 microbatches, on partition 2>"
+            repr(output(None, EQUAL, holder=Holder(2, is_here=False)))
+            == "<StepOutput loss of 3 microbatches, on partition 2>"
         )
         assert repr(output(floats(1.0, 2.0, 9.0))) == "<StepOutput loss of 3 microbatches>"
 

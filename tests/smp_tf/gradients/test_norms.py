@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf.batch.output import StepOutput
+from smp_tf.batch.output_description import GradientSum, OutputDescription
 from smp_tf.gradients import norms
 from smp_tf.gradients.norms import NormPatch
 from smp_tf.replicas.gradient_marks import comes_from_a_step, mark
@@ -63,7 +64,8 @@ class TestOnePartition:
         assert float(smp.global_norm([None, None])) == 0.0
 
     def test_outputs_of_a_step_are_averaged_first(self) -> None:
-        output = StepOutput("g", [tf.constant([2.0]), tf.constant([4.0])], [1, 1], is_gradient=True)
+        gradient = OutputDescription("g", gradient=GradientSum())
+        output = StepOutput(gradient, [tf.constant([2.0]), tf.constant([4.0])], [1, 1])
         assert float(smp.global_norm([output])) == 3.0
 
     def test_clipping(self) -> None:

@@ -11,7 +11,8 @@ import tf_keras
 
 import smp_tf as smp
 from smp_tf import horovod_scope
-from smp_tf.batch.output import StepOutput
+from smp_tf.batch.output import StepOutput, WeightedSum
+from smp_tf.batch.output_description import GradientSum, OutputDescription
 from smp_tf.config.config import Config
 from smp_tf.errors import StepError
 from smp_tf.gradients.average import average_gradients
@@ -29,13 +30,13 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(unaveraged_gradients.runtime, name, lambda: running)
 
 
-def accumulated(**more: bool) -> tf.Tensor:
-    total = tf.constant([3.0, 6.0])
-    return StepOutput("g", None, [1], total=total, total_weight=3, is_gradient=True, **more).accumulate()
+def accumulated(*, is_averaged: bool = True) -> tf.Tensor:
+    gradient = OutputDescription("g", gradient=GradientSum(is_averaged))
+    return StepOutput(gradient, None, [1], WeightedSum(tf.constant([3.0, 6.0]), 3)).accumulate()
 
 
 def test_what_a_step_leaves_is_marked_as_such() -> None:
-    unaveraged, average = accumulated(is_unaveraged=True), accumulated()
+    unaveraged, average = accumulated(is_averaged=False), accumulated()
     assert unaveraged.numpy().tolist() == average.numpy().tolist() == [1.0, 2.0]
     assert (gradient_marks.is_unaveraged(unaveraged), gradient_marks.is_averaged(unaveraged)) == (True, False)
     assert (gradient_marks.is_unaveraged(average), gradient_marks.is_averaged(average)) == (False, True)
@@ -48,7 +49,7 @@ def test_averages_of_them_are_refused(is_kept: bool, replicas: None, monkeypatch
     """Also of what was made of one in a graph."""
     if not is_kept:
         monkeypatch.undo()
-    unaveraged = accumulated(is_unaveraged=True)
+    unaveraged = accumulated(is_averaged=False)
     wanted = r'With "gradient_compression": "1bit" the gradients of a step are not averaged: .* mine was given'
     for gradients in ([unaveraged], [None, unaveraged], "made of it"):
 
@@ -72,17 +73,17 @@ def test_averages_of_them_are_refused(is_kept: bool, replicas: None, monkeypatch
 
 def test_average_gradients_is_such_an_average(replicas: None) -> None:
     with pytest.raises(StepError, match=r"smp\.average_gradients \(which smp\.DistributedOptimizer calls\) was given"):
-        average_gradients([accumulated(is_unaveraged=True)])
+        average_gradients([accumulated(is_averaged=False)])
 
 
 def test_so_is_horovods(replicas: None) -> None:
     arguments = {"op": None, "average": None, "prescale_factor": 1.0, "postscale_factor": 1.0}
     with pytest.raises(StepError, match=r"hvd\.allreduce was given such a gradient"):
-        horovod_scope._allreduce("allreduce", accumulated(is_unaveraged=True), arguments, pytest.fail)
+        horovod_scope._allreduce("allreduce", accumulated(is_averaged=False), arguments, pytest.fail)
 
 
 def test_an_optimizer_that_does_not_average_is_refused(replicas: None) -> None:
-    unaveraged, weight = accumulated(is_unaveraged=True), tf.Variable([1.0, 1.0], name="w")
+    unaveraged, weight = accumulated(is_averaged=False), tf.Variable([1.0, 1.0], name="w")
     sgd = tf_keras.optimizers.SGD()
     with pytest.raises(StepError, match=r"SGD does not, and was given that of 'w:0'\. Use one of these two"):
         unaveraged_gradients.require_fit(sgd, [(None, weight), (unaveraged, weight)], averages=False)

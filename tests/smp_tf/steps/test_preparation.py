@@ -21,9 +21,9 @@ def test_the_values_between_a_function_and_its_program(
     given: dict[str, Any] = {}
     original = preparation.stage_program
 
-    def look(step: Any, agreed: Any, owned: Any, reduce: Any, **options: Any) -> Any:
+    def look(step: Any, agreed: Any, owned: Any, **options: Any) -> Any:
         given.update(step=step, agreed=agreed, owned=owned)
-        return original(step, agreed, owned, reduce, **options)
+        return original(step, agreed, owned, **options)
 
     monkeypatch.setattr(preparation, "stage_program", look)
     init(microbatches=4)
