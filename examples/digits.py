@@ -4,7 +4,7 @@
     python examples/digits.py                      # the same model in one process, the same losses
     python examples/load_digits.py                 # loads what was saved, without smp_tf
 
-What makes it a split model is marked with (1) to (5); the rest is an ordinary Keras script.
+The parts that make it a split model are marked with (1) to (5). The rest is an ordinary Keras script.
 """
 
 import argparse
@@ -64,8 +64,8 @@ def main():
     parser.add_argument("--save", default="digits_model", help="folder for the trained model")
     args = parser.parse_args()
 
-    # (1) First of all. The seed fixes the weights and the dropout masks, and one thread per
-    # operation the order of its sums, so any number of partitions gives the same losses.
+    # (1) This comes first. The seed fixes the weights and the dropout masks. One thread per operation fixes the order
+    # of its sums. So any number of partitions gives the same losses.
     smp.init(
         {
             "partitions": args.partitions,
@@ -95,7 +95,7 @@ def main():
     @tf.function
     def train_step(images, labels):
         gradients, loss = forward_backward(images, labels)
-        # (4) What comes out of a step is one value per microbatch: say how to put them together.
+        # (4) A step returns one value per microbatch. Say how to combine them.
         gradients = [gradient.accumulate() for gradient in gradients]
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss.reduce_mean()
@@ -104,7 +104,7 @@ def main():
     def predict(images):
         return tf.argmax(forward(images).concat(), axis=1)
 
-    # The same batches in the same order on every rank: all of them work on each batch together.
+    # Every rank sees the same batches in the same order, since all ranks work on each batch together.
     batches = (
         tf.data.Dataset.from_tensor_slices((train_images, train_labels))
         .shuffle(len(train_images), seed=1)

@@ -1,11 +1,11 @@
-"""Fine-tunes a pre-trained model: first a new head on frozen layers, then the upper ones of these at a lower rate.
+"""Fine-tunes a pre-trained model: first a new head on frozen layers, then also the upper layers at a lower rate.
 
     horovodrun -np 2 python examples/finetune.py     # the model on two processes
     python examples/finetune.py                      # in one process, the same losses
 
-The data are scikit-learn's handwritten digits. A convolutional network has learned to tell 0 to 4 apart, and is now to
-read 5 to 9, of which it gets only some images. It was trained by plain Keras, and lies in a file. What there is to
-know about frozen layers is marked with (1) to (3).
+The data are scikit-learn's handwritten digits. A convolutional network has learned to tell 0 to 4 apart. Now it is to
+read 5 to 9, from only some images. It was trained by plain Keras and is in a file. What to know about frozen layers is
+marked with (1) to (3).
 """
 
 import argparse
@@ -64,7 +64,7 @@ def build(file):
 
 
 def slots(optimizer):
-    """Returns the layers for whose weights the optimizer of this rank keeps slots (it looks at the first of each)."""
+    """Returns the layers whose weights have slots in this rank's optimizer. It looks at the first weight of each."""
     return sorted({v.name.split("/")[-2] for v in optimizer.variables if v.name.startswith("Adam/m/")})
 
 
@@ -74,7 +74,7 @@ def values(model):
 
 
 def main():
-    """Trains the model unless that was done before, then a new head, then the upper layers too, and tests."""
+    """Trains the model unless that was done before, then a new head, then also the upper layers, and tests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, nargs=2, default=[8, 6], help="of the first and the second phase")
     parser.add_argument("--partitions", type=int, default=2, help="stages the model is cut into")
@@ -90,8 +90,8 @@ def main():
 
     images, test_images, labels, test_labels = digits(5, test_size=0.8)
     model = smp.DistributedModel(lambda: build(str(args.pretrained)))
-    # (2) What is trained in each phase, and at what rate. Frozen weights have no gradients and no slots; `compile`
-    # makes a change of `trainable` count, here and in Keras, and begins with a new optimizer.
+    # (2) What is trained in each phase, and at what rate. Frozen weights have no gradients and no slots. A change of
+    # `trainable` counts after `compile`, as in Keras, and each `compile` here takes a new optimizer.
     phases = [("the head", 1e-2, []), ("the upper layers too", 3e-4, ["upper_1", "upper_2"])]
     before = None
     for (name, rate, unfrozen), epochs in zip(phases, args.epochs, strict=True):
@@ -104,7 +104,7 @@ def main():
             for epoch, mean in enumerate(history["loss"], start=1):
                 print(f"epoch {epoch:2d}: mean loss {mean:.4f}")
             print(f"trained {name}: test loss {loss:.4f}, test accuracy {accuracy:.4f}")
-        # (3) Each rank tells what has become of the weights it stores.
+        # (3) Each rank says what has become of the weights that it stores.
         after = values(model)
         if before is not None:
             kept = sorted({key.split("/")[0] for key in after if (after[key] == before[key]).all()})

@@ -1,9 +1,9 @@
-"""Trains a split model with Keras's own `compile` and `fit`: callbacks, validation and progress as in one process.
+"""Trains a split model with Keras's own `compile` and `fit`. Callbacks, validation and progress are as in one process.
 
     horovodrun -np 2 python examples/fit.py     # the model on two processes
     python examples/fit.py                      # in one process, the same losses
 
-The data are scikit-learn's handwritten digits. Besides `fit` as Keras users know it there are three things: `smp.init`,
+The data are scikit-learn's handwritten digits. Besides Keras's usual `fit` there are three things: `smp.init`,
 `smp.DistributedModel` around the function that builds the model, and callbacks of `smp.callbacks`.
 """
 

@@ -2,8 +2,8 @@
 
     horovodrun -np 2 python examples/language_model.py
 
-The text is that of Python's help(): `pydoc_data.topics`. The output layer is the token
-embedding itself, a weight that the first and the last stage share.
+The text is that of Python's help(), from `pydoc_data.topics`. The output layer is the token embedding itself. The first
+and the last stage share this weight.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def manual():
 
 
 def unigram_entropy(numbers):
-    """Returns the loss of the best guess that looks at no other character, in nats."""
+    """Returns the loss, in nats, of the best guess that looks at no other character."""
     share = np.bincount(numbers) / len(numbers)
     return float(-np.sum(share * np.log(share)))
 
@@ -78,7 +78,7 @@ def batch_of(numbers, random, size, length):
 
 
 def main():
-    """Trains, and prints how well."""
+    """Trains, and prints the losses."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=32)

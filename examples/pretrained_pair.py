@@ -3,9 +3,9 @@
     horovodrun -np 2 python examples/pretrained_pair.py     # one pre-trained model on each process
     python examples/pretrained_pair.py                      # in one process, the same losses
 
-The data are scikit-learn's handwritten digits. One model has learned to read digits of which it sees only the upper
-half, the other those of which it sees the lower half: ordinary Keras models, trained by ordinary Keras and kept in
-files. The model that is split loads both and reads whole digits. What makes that work is marked with (1) to (3).
+The data are scikit-learn's handwritten digits. One model has learned to read the upper halves of digits, the other the
+lower halves. They are ordinary Keras models, trained by ordinary Keras and kept in files. The split model loads both
+and reads whole digits. What makes that work is marked with (1) to (3).
 """
 
 import argparse
@@ -36,7 +36,7 @@ def half_of(images, half):
 
 
 def pretrain(half, file):
-    """Trains a model on one half of the digits and writes it to a file. There is nothing of smp_tf in it."""
+    """Trains a model on one half of the digits and writes it to a file. It uses nothing of smp_tf."""
     images, test_images, labels, test_labels = digits()
     reader = tf.keras.Sequential(
         [
@@ -60,14 +60,14 @@ def pretrain(half, file):
 
 
 class PairReader(smp.DistributedModel):
-    """What two pre-trained models make of the halves of a digit, and a layer that sees both."""
+    """Two pre-trained models, each for one half of a digit, and a layer that sees the outputs of both."""
 
     def __init__(self, folder):
         super().__init__()
-        # (1) Loaded in here, the weights of the two models are read, each, by the process that trains it on, at the
-        # first step: no process ever holds them all.
+        # (1) Because the models are loaded here, the first step reads each weight in the process that trains it. So no
+        # process ever holds all weights.
         readers = [tf.keras.models.load_model(f"{folder}/{half}.keras", compile=False) for half in HALVES]
-        # (2) What Keras makes of them may be used: here all of a model but its last layer.
+        # (2) The loaded models may be changed with Keras. Here, all but the last layer of each is used.
         self.parts = [tf.keras.Model(r.input, r.get_layer("features").output, name=r.name) for r in readers]
         self.head = layers.Dense(10, name="head")
 

@@ -2,9 +2,10 @@
 
     horovodrun -np 4 python examples/replicas.py
 
-Of four processes two are the stages of one replica, and two those of the other. Each replica trains on its half of
-every batch; the gradients of a stage are averaged over the two processes that have it, while others still compute.
-With plain `python` it trains in one process, on whole batches, to the same losses (with --compression, nearly).
+Two of the four processes are the stages of one replica, and two are those of the other. Each replica trains on its half
+of every batch. The gradients of a stage are averaged over the two processes that have it, while others still compute.
+With plain `python` it trains in one process, on whole batches, to the same losses (with --compression, nearly the
+same).
 """
 
 import argparse
@@ -18,7 +19,7 @@ from language_model import GPT, batch_of, manual, unigram_entropy
 
 
 def main():
-    """Trains, and prints how well."""
+    """Trains, and prints the losses."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=50, help="batches of an epoch")

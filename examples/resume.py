@@ -4,7 +4,7 @@
     horovodrun -np 3 python examples/resume.py --epochs 5 --partitions 3   # goes on at epoch 4, on three
     python examples/resume.py --epochs 6                                   # and in one process
 
-The losses are those of a training that was never stopped. What is there for the checkpoints is marked with (1) to (4).
+The losses are those of a training that was never stopped. The parts for checkpoints are marked with (1) to (4).
 """
 
 import argparse
@@ -57,9 +57,9 @@ def main():
     epochs_done = tf.Variable(0)
     best_accuracy = tf.Variable(0.0)
 
-    # (1) All that a training needs to go on: weights, the optimizer's state, and variables of the script's own.
+    # (1) All that a training needs to go on: weights, the optimizer's state, and the script's own variables.
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, epochs_done=epochs_done, best=best_accuracy)
-    # (2) On every rank; the two latest checkpoints stay.
+    # (2) Call this on every rank. The two latest checkpoints are kept.
     manager = smp.CheckpointManager(checkpoint, args.checkpoints, max_to_keep=2)
 
     @smp.step
@@ -84,8 +84,8 @@ def main():
     def count_correct(images, labels):
         return tf.reduce_sum(tf.cast(tf.argmax(forward(images).concat(), 1, tf.int32) == labels, tf.float32))
 
-    # (3) The latest checkpoint, saved on any number of partitions. The model is built by its first step, and gets its
-    # weights then: no rank ever reads another's.
+    # (3) This takes the latest checkpoint, saved on any number of partitions. The first step builds the model and gives
+    # it its weights. No rank ever reads another's weights.
     restored = manager.restore()
     if restored and smp.rank() == 0:
         print(f"{restored} restored: {int(epochs_done)} epochs done, best accuracy {float(best_accuracy):.4f}")
@@ -98,7 +98,7 @@ def main():
         accuracy = float(count_correct(test_images, test_labels)) / len(test_images)
         epochs_done.assign(epoch + 1)
         best_accuracy.assign(max(accuracy, float(best_accuracy)))
-        # (4) By all ranks together. Whenever the job is killed, there is a whole checkpoint.
+        # (4) All ranks save together. Whenever the job is killed, there is a whole checkpoint.
         saved = manager.save()
         if smp.rank() == 0:
             print(f"epoch {epoch + 1:2d}: mean loss {loss:.4f}, test accuracy {accuracy:.4f}, saved in {saved}")

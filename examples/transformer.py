@@ -3,9 +3,9 @@
     horovodrun -np 2 python examples/transformer.py     # the model on two processes
     python examples/transformer.py                      # in one process, the same losses
 
-The model is an ordinary TFBertForSequenceClassification, small and with random weights so that nothing is downloaded;
-with `from_pretrained` in place of a configuration it is fine-tuned in the same way. The code is that of modules of the
-standard library, the manual that of Python's help().
+The model is an ordinary TFBertForSequenceClassification, small and with random weights, so that nothing is downloaded.
+With `from_pretrained` in place of a configuration, it is fine-tuned in the same way. The code is that of the standard
+library's modules, and the manual is that of Python's help().
 """
 
 import argparse
@@ -50,7 +50,7 @@ def build():
 
 
 def lines(count):
-    """Returns lines of the manual and of code, as many of each, and which is which."""
+    """Returns equally many lines of the manual and of code, and which is which."""
     manual = "\n".join(topics[name] for name in sorted(topics)).splitlines()
     code = "\n".join(source_of(name) for name in ("argparse", "inspect", "typing", "tarfile", "doctest")).splitlines()
     draw = random.Random(1)  # the same on every rank: all see the same data
@@ -65,7 +65,7 @@ def source_of(module):
 
 
 def encoded(texts):
-    """Returns what the model takes: one token per word or sign, and which tokens are no padding."""
+    """Returns the model's inputs: one token per word or sign, and which tokens are no padding."""
     split = [re.findall(r"\w+|[^\w\s]", text) for text in texts]
     known = Counter(word for words in split for word in words).most_common(VOCABULARY - 3)
     number = {word: UNKNOWN + 1 + place for place, (word, _) in enumerate(known)}
@@ -94,7 +94,7 @@ def main():
         return {name: values[rows] for name, values in inputs.items()}
 
     model = smp.DistributedModel(build)
-    # No loss is given, so it is the one that the model computes of its labels.
+    # No loss is given, so the model computes it from its labels.
     model.compile(optimizer=tf.keras.optimizers.Adam(1e-3), metrics=["accuracy"])
     fitted = model.fit(some(train), kinds[train], batch_size=100, epochs=args.epochs, verbose=2)
     _, accuracy = model.evaluate(some(test), kinds[test], batch_size=100, verbose=0)

@@ -1,10 +1,10 @@
-"""Splits an ordinary functional Keras model, without a change to it, and hands it back as a file of Keras's.
+"""Splits an ordinary functional Keras model, without a change to it, and saves it as a file of Keras's.
 
     horovodrun -np 2 python examples/wrapped.py     # the model on two processes
     python examples/wrapped.py                      # in one process, the same losses
 
-The data are scikit-learn's: 569 tumours, each measured three times over (means, errors, worst values), to be told
-benign or malignant. What makes it a split model is marked with (1) to (3).
+The data are scikit-learn's: 569 tumours, each with three groups of measurements (means, errors, worst values). The
+model tells benign from malignant ones. The parts that make it a split model are marked with (1) to (3).
 """
 
 import argparse
@@ -23,7 +23,7 @@ GROUPS = ("mean", "error", "worst")
 
 
 def build():
-    """Returns an ordinary Keras model: a branch for each group of measurements, and what they say together."""
+    """Returns an ordinary Keras model with a branch for each group of measurements, and layers that join them."""
     inputs = [layers.Input((10,), name=name) for name in GROUPS]
     branches = []
     for name, group in zip(GROUPS, inputs, strict=True):
@@ -35,7 +35,7 @@ def build():
 
 
 def tumours():
-    """Returns the three groups of measurements, and what each tumour turned out to be; a quarter is for testing."""
+    """Returns the three groups of measurements, and what each tumour turned out to be. A quarter is for testing."""
     measured, benign = load_breast_cancer(return_X_y=True)
     malignant = (benign == 0).astype("float32")[:, None]
     train, test, train_labels, test_labels = train_test_split(
@@ -58,7 +58,7 @@ def main():
     smp.init({"partitions": args.partitions, "microbatches": args.microbatches, "seed": 1, "intra_op_threads": 1})
     train, train_labels, test, test_labels = tumours()
 
-    # (1) The function that builds it, not what it returns: so no process ever holds all of its weights.
+    # (1) Give the function that builds the model, not the model. So no process ever holds all of its weights.
     model = smp.DistributedModel(build)
     optimizer = tf.keras.optimizers.Adam(3e-3)
     loss_of = tf.keras.losses.BinaryCrossentropy(from_logits=True)

@@ -1,1 +1,1 @@
-"""Point-to-point transport between ranks, and the TensorFlow ops over it."""
+"""The point-to-point transport between ranks, and the TensorFlow ops over it."""

@@ -1,4 +1,4 @@
-"""Passes a tensor on when the graph runs, so that nothing is computed of it while the graph is prepared."""
+"""Passes a tensor on when the graph runs, so that nothing is computed from it while the graph is prepared."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["at_run_time"]
 
 
 def at_run_time(value: tf.Tensor, handles: Sequence[Any] = ()) -> tf.Tensor:
-    """Gives a tensor whose value TensorFlow does not know before the graph runs.
+    """Returns a tensor whose value TensorFlow does not know before the graph runs.
 
-    TensorFlow computes what depends on constants alone when it prepares a graph, also with ops that other processes
-    take part in. Without handles the op is exempt from automatic control dependencies.
+    When TensorFlow prepares a graph, it computes all ops that depend on constants alone, even those in which other
+    processes take part. Without handles the op is exempt from automatic control dependencies.
 
     Args:
         value: A tensor of any type.
-        handles: Resource tensors of variables: automatic control dependencies then put the op after their earlier and
-            in front of their later uses.
+        handles: Resource tensors of variables. Automatic control dependencies then put the op after their earlier uses
+            and before their later ones.
 
     Returns:
-        The same tensor; the very object in eager mode.
+        The same tensor; in eager mode the same object.
     """
     if tf.executing_eagerly():
         return value

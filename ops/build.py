@@ -3,8 +3,8 @@
     cc/transport/*.cc ──▶ _transport.so   (UCX, no TensorFlow)
     cc/kernels/*.cc   ──▶ _tf_ops.so      (libtensorflow_framework and _transport.so)
 
-A target is rebuilt when one of its sources, its flags, or the TensorFlow or UCX it is built against
-has changed. `_build.json` next to the libraries says what they were built against.
+A target is rebuilt when one of its sources, its flags, or its TensorFlow or UCX has changed. `_build.json` next to the
+libraries says what they were built against.
 
 Example:
     $ python ops/build.py
@@ -33,7 +33,7 @@ COMMON_FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wa
 
 
 class BuildError(RuntimeError):
-    """The ops could not be built; the message says what is missing or what the compiler said."""
+    """The ops could not be built. The message says what is missing, or what the compiler said."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def ucx_folder() -> Path:
 
 @dataclass(frozen=True)
 class TensorFlowPaths:
-    """Where TensorFlow's headers and its framework library are, and its version."""
+    """The places of TensorFlow's headers and its framework library, and its version."""
 
     version: str
     include: Path
@@ -113,7 +113,7 @@ def transport_target() -> Target:
         "_transport.so",
         tuple(sorted((HERE / "cc" / "transport").glob("*.cc"))),
         (*COMMON_FLAGS, "-Wextra", f"-I{HERE / 'cc'}", f"-I{ucx / 'include'}"),
-        # In a wheel installation libucx lies next to smp_tf; elsewhere it is loaded first.
+        # In an installation from a wheel libucx lies next to smp_tf. Elsewhere it is loaded first.
         (
             "-shared",
             "-pthread",
@@ -131,7 +131,7 @@ def program_target(source: Path, own: Sequence[str]) -> Target:
 
     Args:
         source: Its C++ file.
-        own: Files of the library that become part of the program as well: what the library does not show.
+        own: Files of the library that become part of the program as well, for what the library does not export.
     """
     transport = transport_target()
     library = HERE / transport.name
@@ -141,7 +141,7 @@ def program_target(source: Path, own: Sequence[str]) -> Target:
         (source, *(HERE / "cc" / "transport" / name for name in own)),
         (*transport.compile_flags, f"-I{source.parent}"),
         (
-            # Loaded by this program first, UCX is there for the library that needs it.
+            # This program loads UCX first, so that it is there for the library.
             "-Wl,--no-as-needed,--disable-new-dtags",
             str(library),
             f"-Wl,-rpath,{library.parent}",
@@ -181,7 +181,7 @@ def ops_target(tensorflow: TensorFlowPaths, folder: Path) -> Target:
 
 
 def build_ops(folder: Path | str | None = None, *, verbose: bool = True) -> list[Path]:
-    """Builds both libraries where they are out of date.
+    """Builds the two libraries where they are out of date.
 
     Args:
         folder: Where the libraries and the stamp go; this folder by default.
@@ -214,7 +214,7 @@ def build_ops(folder: Path | str | None = None, *, verbose: bool = True) -> list
 
 
 def build_target(target: Target, folder: Path, *, verbose: bool = True) -> Path:
-    """Compiles and links one target into `folder`, replacing it in one piece.
+    """Compiles and links one target into `folder`, and replaces an old one in one piece.
 
     Raises:
         BuildError: The compiler or the linker refused.
@@ -244,7 +244,7 @@ def build_target(target: Target, folder: Path, *, verbose: bool = True) -> Path:
 
 
 def _flags(target: Target) -> list[str]:
-    """Returns what the compiler is given: the environment's CXXFLAGS come last, so that they win."""
+    """Returns the compiler's flags. The environment's CXXFLAGS come last, so that they win."""
     return [*target.compile_flags, *shlex.split(os.environ.get("CXXFLAGS", ""))]
 
 
@@ -274,7 +274,7 @@ def _ucx_version() -> str:
 def _fingerprint(target: Target, tensorflow_version: str) -> str:
     digest = hashlib.sha256()
     flags = json.dumps([_flags(target), target.link_flags, os.environ.get("CXX", "g++")])
-    # Libraries that were moved or copied with their sources are as good as before.
+    # Libraries that were moved or copied with their sources stay valid.
     digest.update(flags.replace(str(HERE), ".").encode())
     if target.name == "_tf_ops.so":
         digest.update(tensorflow_version.encode())

@@ -1,10 +1,10 @@
-"""Calls of a function in a graph, by an op of whose function TensorFlow's graph passes see the name only.
+"""Calls a function in a graph by an op that shows TensorFlow's graph passes only the function's name.
 
     call(f, inputs, options, is_first=True)       0F0      SmpCall  function="f" functions=[f]
     call(f, inputs, options, is_first=False)      0F1      SmpCall  function="f" functions=[]
 
 When a graph runs for the first time, TensorFlow copies the body of a function several times for each of its own call
-ops. For 64 calls of a function that was most of the first run.
+ops. With 64 calls of a function, that was most of the first run's time.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ __all__ = ["call", "calls_by_name"]
 
 
 def calls_by_name() -> bool:
-    """Returns whether functions are called so in this process: not where there is a GPU or its like."""
+    """Returns whether functions are called in this way in this process, that is where there is no GPU or the like."""
     return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 
 def call(function: Any, inputs: Sequence[tf.Tensor], options: Mapping[str, bytes], *, is_first: bool) -> tf.Operation:
     """Calls a function in the graph that is being traced.
 
-    The op is exempt from automatic control dependencies, as `send_recv.send` is; order it by control dependencies. It
+    The op is exempt from automatic control dependencies, as `send_recv.send` is. Order it by control dependencies. It
     runs once per execution of the graph.
 
     Args:
-        function: A concrete function (`tf.types.experimental.ConcreteFunction`) of tensors, returning a list of
-            tensors; XLA does not compile what is called so.
-        inputs: Its arguments, without what it captures.
-        options: As TensorFlow gives them to its own calls: `config_proto`, by which its optimizer treats the function,
-            and `executor_type`.
+        function: A concrete function (`tf.types.experimental.ConcreteFunction`) of tensors that returns a list of
+            tensors. XLA does not compile it.
+        inputs: The function's arguments, without what it captures.
+        options: The options that TensorFlow gives to its own calls: `config_proto`, by which its optimizer treats the
+            function, and `executor_type`.
         is_first: Whether this is the first call of the function in the graph. All others have to be on its device.
 
     Returns:
-        The op; its outputs are the function's, of unknown shapes.
+        The op. Its outputs are those of the function, with unknown shapes.
     """
     tf_ops_library()
     graph = tf.compat.v1.get_default_graph()

@@ -1,11 +1,11 @@
-"""Notes when this rank comes to a collective outside the transport, and when it is through, as TensorFlow ops.
+"""Notes, as TensorFlow ops, when this rank comes to a collective outside the transport, and when it comes through.
 
     come_to("gradients_0")         after all that the collective needs
     with tf.control_dependencies(...): ...                 the collective, of Horovod
     come_through("gradients_0")    after what it gives
 
-Ranks wait there for each other without a message. So that a rank which waits long can find out who has not come, the
-transport tells what a rank is in when it is asked (`transport.Transport.ask`).
+In a collective ranks wait for each other without a message. A rank that waits long must find out who has not come. So
+the transport answers which collective a rank is in (`transport.Transport.ask`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["come_through", "come_to", "within"]
 
 
 def come_to(name: str, after: Sequence[Any]) -> tf.Operation:
-    """Returns the notes in the graph that is being traced where this rank comes to a collective.
+    """Notes, in the graph that is being traced, that this rank comes to a collective.
 
     The op is exempt from automatic control dependencies, as `send_recv.send` is, and runs once per execution of its
     function.
 
     Args:
-        name: Of the collective, the same on all ranks that take part.
-        after: Ops and tensors of the graph that it waits for.
+        name: Name of the collective, the same on all ranks that take part.
+        after: Ops and tensors of the graph that the collective waits for.
 
     Returns:
         The op, for `come_through`.
@@ -42,12 +42,12 @@ def come_to(name: str, after: Sequence[Any]) -> tf.Operation:
 
 
 def come_through(name: str, come: tf.Operation, after: Sequence[Any]) -> None:
-    """Notes in the graph that is being traced where this rank is through a collective.
+    """Notes, in the graph that is being traced, that this rank has come through a collective.
 
     Args:
-        name: As it was given to `come_to`.
-        come: What that gave.
-        after: Ops and tensors of the graph that are there then.
+        name: The name that was given to `come_to`.
+        come: The op that `come_to` returned.
+        after: Ops and tensors of the graph that the collective gives.
     """
     with tf.control_dependencies([come, *after]):
         operation = tf_ops_library().smp_come_through(collective=name)
@@ -56,10 +56,10 @@ def come_through(name: str, come: tf.Operation, after: Sequence[Any]) -> None:
 
 @contextlib.contextmanager
 def within(name: str) -> Iterator[None]:
-    """Notes that this rank is in a collective as long as the context is, in eager mode.
+    """Notes that this rank is in a collective within the context, in eager mode.
 
     Args:
-        name: Of the collective, the same on all ranks that take part.
+        name: Name of the collective, the same on all ranks that take part.
     """
     library = tf_ops_library()
     library.smp_come_to(collective=name)

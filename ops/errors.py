@@ -31,7 +31,7 @@ class PeerError(TransportError, ConnectionError):
 
 
 class TransportTimeoutError(TransportError, TimeoutError):
-    """A peer did not answer within the time given."""
+    """A peer did not answer in the given time."""
 
 
 class TransportCancelledError(TransportError):

@@ -1,7 +1,7 @@
-"""Adds an op to a graph by its node, without the checks of the public ways to do so, and exempts ops from an order.
+"""Adds an op to a graph by its node, without the checks of TensorFlow's public functions, and exempts ops from order.
 
-`tf.Graph.create_op` looks at its own signature on every call, for an argument that is deprecated, which takes a third
-of its time. A step has an op or more for each microbatch, and users wait for its first run.
+On every call, `tf.Graph.create_op` looks at its own signature for a deprecated argument. That takes a third of its
+time. A step has at least one op for each microbatch, and users wait for its first run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ def add_op(
 ) -> tf.Operation:
     """Adds an op to a graph.
 
-    It is private in TensorFlow; seen to work with 2.16 and 2.21.
+    The function is private in TensorFlow. It works with 2.16 and 2.21.
 
     Args:
         graph: the graph that is being traced.
         kind: the op's type.
         inputs: tensors of the graph.
-        dtypes: of its outputs.
+        dtypes: types of its outputs.
         attributes: all attributes of its node, as `tf.compat.v1.AttrValue`.
 
     Returns:
@@ -35,7 +35,7 @@ def add_op(
 def run_independently(operation: tf.Operation) -> None:
     """Exempts an op from the automatic control dependencies of the function that is being traced.
 
-    It still runs once per execution of the function; its order against others is what its own edges say.
+    It still runs once per execution of the function. Only its own edges order it against others.
     """
     manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:

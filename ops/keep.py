@@ -1,11 +1,11 @@
-"""Hands tensors of a running step to the script, in the steps for which it asks, as TensorFlow ops.
+"""Hands tensors of a running step to the script, in the steps for which it asks, by TensorFlow ops.
 
     want("losses", True)                       the script asks
     keep([tensor], "losses", microbatch=0)     an op of the step, which holds the tensor
     take("losses", 0, [tf.float32])            the script gets it, once
     want("losses", False)                      from now on the op does nothing
 
-A tensor is held by reference: nothing is copied, and a step that is not asked frees it as without the op.
+A tensor is held by reference, so nothing is copied. A step that is not asked frees it as it would without the op.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["keep", "take", "want"]
 
 
 def keep(values: Sequence[tf.Tensor], key: str, *, microbatch: int) -> tf.Operation:
-    """Adds an op that holds tensors for the script in the runs for which that has asked.
+    """Adds an op that holds tensors for the script in the runs for which the script has asked.
 
     The op is exempt from automatic control dependencies, and runs once per execution of its function.
 
     Args:
         values: tensors of the graph that is being traced, of any types and shapes; at least one.
-        key: by what the script asks for them.
+        key: the key by which the script asks for them.
         microbatch: which microbatch of the step they belong to.
 
     Returns:
@@ -48,10 +48,10 @@ def keep(values: Sequence[tf.Tensor], key: str, *, microbatch: int) -> tf.Operat
 
 
 def want(key: str, wanted: bool) -> None:
-    """Asks for the tensors of a key from now on, or no longer. Tensors that are held for it are forgotten.
+    """Asks for the tensors of a key from now on, or no longer. Tensors that are already held for it are dropped.
 
     Args:
-        key: what the steps' ops were given.
+        key: the key of the steps' ops.
         wanted: whether tensors are to be held.
     """
     with tf.init_scope():
@@ -59,10 +59,10 @@ def want(key: str, wanted: bool) -> None:
 
 
 def take(key: str, microbatch: int, dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """Gives the tensors that a step holds for a key and a microbatch. They are given once.
+    """Returns the tensors that a step holds for a key and a microbatch. It returns them once.
 
     Args:
-        key: what was asked for.
+        key: the key that was asked for.
         microbatch: which microbatch of the step.
         dtypes: the tensors' types.
 

@@ -32,11 +32,10 @@ OPS = (
 )
 REBUILD = "Build them again: python ops/build.py (in a checkout), or reinstall smp_tf."
 
-# Read by UCX once, when it is loaded. A crash is left to Python's faulthandler, and a lost peer is
-# reported by smp_tf, in one message. What the user has set in the environment wins.
-# Not UCX_MEM_EVENTS=n: it would spare the System V segment of a page on which UCX tries out its hooks on memory, and
-# which others have to remove when a process is killed in that moment; but UCX 1.20 crashes then when a TCP connection
-# breaks.
+# UCX reads these once, when it is loaded. Python's faulthandler reports a crash, and smp_tf reports a lost peer, in one
+# message. The user's environment variables win. UCX_MEM_EVENTS=n is not set. It would spare the one-page System V
+# segment on which UCX tries its memory hooks, and which others must remove when a process is killed in that moment. But
+# with it UCX 1.20 crashes when a TCP connection breaks.
 UCX_LOAD_SETTINGS = {
     "UCX_HANDLE_ERRORS": "none",
     "UCX_LOG_LEVEL": "fatal",
@@ -91,14 +90,14 @@ def tf_ops_library() -> ModuleType:
 
 
 def check_ops(module: ModuleType, path: Path) -> None:
-    """Looks for all ops in a library, which may be older than these sources.
+    """Checks that a library, which may be older than these sources, has all ops.
 
     Args:
-        module: Wrappers of what was loaded.
-        path: Where from.
+        module: The wrappers of the loaded ops.
+        path: The library's file.
 
     Raises:
-        LibraryError: It lacks some.
+        LibraryError: It lacks some ops.
     """
     lacking = [name for name in OPS if not hasattr(module, name)]
     if lacking:
@@ -109,7 +108,7 @@ def check_tensorflow_version(running: str, stamp: Path) -> None:
     """Compares the TensorFlow that runs with the one the ops were built against.
 
     Args:
-        running: Version of the TensorFlow in this process.
+        running: The version of TensorFlow in this process.
         stamp: The file that the build wrote next to the ops.
 
     Raises:
@@ -135,7 +134,7 @@ def _existing(name: str) -> Path:
 
 @contextlib.contextmanager
 def _environment(settings: dict[str, str]) -> Iterator[None]:
-    """Sets what is not set, for a while, where C code sees it."""
+    """Sets environment variables that are not set, within its context, where C code sees them."""
     added = [name for name in settings if name not in os.environ]
     os.environ.update({name: settings[name] for name in added})
     try:

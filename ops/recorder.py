@@ -1,10 +1,10 @@
-"""What this process did in its steps and when: the recorder of the C library.
+"""Records what this process does in its steps, and when, by the recorder of the C library.
 
     recorder.start(first=10, last=12)      # steps are counted from here, from 0
     ...                                    # steps run
     points, dropped = recorder.stop()
 
-A point is the begin or end of a step, of a task, of a send or of a receive. Off, it costs nothing to speak of.
+A point is the begin or end of a step, of a task, of a send or of a receive. While it is off, it costs next to nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from smp_tf.ops.library import transport_library
 
 __all__ = ["Event", "Point", "clock", "count_program", "is_on", "start", "stop"]
 
-#: Points that are kept of one recording, 88 bytes each: some hundred steps of some hundred tasks.
+#: The most points of one recording, 88 bytes each. They are enough for some hundred steps of some hundred tasks.
 CAPACITY = 1 << 17
 
 
 class Event(enum.IntEnum):
-    """What a point is the begin or the end of."""
+    """What begins or ends at a point."""
 
     STEP = 0
     TASK = 1
@@ -37,14 +37,14 @@ class Point(NamedTuple):
     Attributes:
         time_ns: Nanoseconds of the host's monotonic clock.
         event: What begins or ends.
-        is_end: Which of both.
+        is_end: Whether it ends.
         program: Number of the step function's program.
-        step: Number of its step; -1 for that which began last.
-        edge: Of a send or a receive, the number of the edge.
-        microbatch: Of a send or a receive.
-        peer: Of a send or a receive, the other rank.
-        bytes: Of a send, and of a receive that has ended.
-        task: Of a task, its text.
+        step: Number of its step; -1 for the step that began last.
+        edge: The number of the edge, of a send or a receive.
+        microbatch: The microbatch, of a send or a receive.
+        peer: The other rank, of a send or a receive.
+        bytes: The bytes of a send, or of a receive that has ended.
+        task: The text of a task.
     """
 
     time_ns: int
@@ -80,10 +80,10 @@ def start(first: int = 0, last: int | None = None, capacity: int = CAPACITY) -> 
     Args:
         first: Number of the first step that is recorded, from 0 at this call.
         last: Number of the last one; None for no end.
-        capacity: How many points are kept at most.
+        capacity: The most points that are kept.
 
     Returns:
-        Whether it has begun: False where a recording is under way already.
+        Whether it has begun. It is False where a recording is under way already.
     """
     return bool(_functions().smp_timeline_start(capacity, first, -1 if last is None else last))
 
@@ -92,7 +92,7 @@ def stop() -> tuple[list[Point], int]:
     """Ends the recording.
 
     Returns:
-        Its points in the order in which they were noted, and how many more there were than could be kept.
+        The points in the order in which they were noted, and how many more there were than could be kept.
     """
     library = _functions()
     dropped = ctypes.c_uint64()
@@ -118,7 +118,7 @@ def stop() -> tuple[list[Point], int]:
 
 
 def count_program(program: int) -> None:
-    """Says that steps of a program count; those of others are recorded where they come between."""
+    """Makes steps of a program count. Steps of other programs are recorded where they come between."""
     _functions().smp_timeline_count_program(program)
 
 
@@ -128,7 +128,7 @@ def is_on() -> bool:
 
 
 def clock() -> int:
-    """Returns the nanoseconds of the clock of all points; processes of one host share it."""
+    """Returns the nanoseconds of the clock of all points. Processes of one host share it."""
     return int(_functions().smp_timeline_clock())
 
 

@@ -3,8 +3,8 @@
     rank 0:  send(x, step, dest=1, program=p, edge=e, microbatch=m, label="...")
     rank 1:  y = recv(step, dtype, shape, src=0, program=p, edge=e, microbatch=m, label="...")
 
-Both run asynchronously: no executor thread is held while they wait. They meet under (source rank,
-program, step, edge, microbatch), in any order.
+Both run asynchronously, so no executor thread is held while they wait. They meet by (source rank, program, step, edge,
+microbatch), in any order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smp_tf.ops.library import tf_ops_library
 
 __all__ = ["begin_step", "end_step", "recv", "send"]
 
-#: Types whose elements have no fixed size. All others can be sent: numbers of any kind, and bools.
+#: Types whose elements have no fixed size. Tensors of all other types can be sent: numbers of any kind, and bools.
 UNSENDABLE = frozenset({tf.resource, tf.string, tf.variant})
 
 
@@ -30,13 +30,13 @@ def send(
 ) -> tf.Operation | None:
     """Sends a tensor to a rank.
 
-    In a graph the op is exempt from automatic control dependencies: chained to each other, sends
-    and receives of two ranks would wait in a circle. It runs once per execution of its function;
-    order it by control dependencies where order matters.
+    In a graph the op is exempt from automatic control dependencies. If they were chained, sends and receives of two
+    ranks would wait in a circle. It runs once per execution of its function. Order it by control dependencies where
+    order matters.
 
     Args:
         tensor: Numbers of any kind or bools, of any shape, empty and scalar included.
-        step: int64 scalar, of `begin_step`.
+        step: int64 scalar from `begin_step`.
         dest: Rank that receives.
         program: Number of the step function's program, the same on both ranks.
         edge: Number of the edge in the program's plan.
@@ -79,17 +79,17 @@ def recv(
 ) -> tf.Tensor:
     """Receives the tensor that a rank sends under the same names.
 
-    Exempt from automatic control dependencies, as `send` is.
+    It is exempt from automatic control dependencies, as `send` is.
 
     Args:
-        step: int64 scalar, of `begin_step`.
-        dtype: What the sender sends; another dtype is an InvalidArgumentError naming both sides.
-        shape: Shape as far as known; None for unknown dimensions. Also checked.
+        step: int64 scalar from `begin_step`.
+        dtype: Type of what the sender sends. Another type is an InvalidArgumentError that names both sides.
+        shape: Shape as far as it is known, with None for unknown dimensions. It is checked, too.
         src: Rank that sends.
-        program: As in `send`.
-        edge: As in `send`.
-        microbatch: As in `send`.
-        label: As in `send`.
+        program: The program number that `send` has.
+        edge: The edge number that `send` has.
+        microbatch: The microbatch that `send` has.
+        label: Words for the tensor in messages.
 
     Returns:
         The tensor, with the static shape given.
@@ -115,23 +115,23 @@ def recv(
 
 
 def begin_step(handles: Sequence[Any], program: int) -> tf.Tensor:
-    """Begins a step: the fence in front of everything it does.
+    """Begins a step. The op is the fence before everything that the step does.
 
-    Steps run one after the other, in the order in which they stand in the program, whatever they touch.
+    Steps run one after the other, in the order in which they are in the program, whatever they touch.
 
     Args:
-        handles: Resource tensors of the variables the step reads or writes. Automatic control
-            dependencies put the fence after their earlier uses.
+        handles: Resource tensors of the variables that the step reads or writes. Automatic control dependencies put the
+            fence after their earlier uses.
         program: Number of the step function's program.
 
     Returns:
-        int64 scalar: the step's number, from 0, one more at every execution in this process.
+        int64 scalar: the step's number, from 0. It grows by one at every execution in this process.
     """
     return tf_ops_library().smp_begin(handles=[*handles, _order()], program=program)
 
 
 def end_step(program: int) -> tf.Operation | None:
-    """Ends a step: the fence after everything it does, and in front of the next step.
+    """Ends a step. The op is the fence after everything that the step does, and before the next step.
 
     Args:
         program: Number of the step function's program.
@@ -145,8 +145,8 @@ def end_step(program: int) -> tf.Operation | None:
 
 @functools.cache
 def _order() -> tf.Tensor:
-    """Returns a resource that every step touches and nothing ever reads: it keeps steps in order."""
-    # Where the fences are.
+    """Returns a resource that every step touches and nothing ever reads. It keeps steps in order."""
+    # The device of the fences.
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="smp_tf_order_of_steps")
 

@@ -1,7 +1,7 @@
-"""Lets a process that a signal ends while it waits for other ranks say for whom it waited; over the C library.
+"""Lets a process that a signal ends while it waits for other ranks say whom it waited for, by the C library.
 
-The main thread may be in Horovod then, and no handler of Python's would run. So a thread of the library's hears the
-signal, and one of Python's waits here for it, finds the words, and hands them over.
+The main thread may be in Horovod then, where no handler of Python's would run. So a thread of the library hears the
+signal. A thread of Python's waits here for it, finds the words, and hands them over.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["StartGuard"]
 class StartGuard:
     """Watches over SIGINT and SIGTERM, and over exceptions that Horovod's thread does not catch.
 
-    A signal ends the process as soon as there are words, and in some seconds without them; such an exception ends it in
-    some seconds, within which the launcher's signal comes.
+    A signal ends the process as soon as there are words, or after some seconds without them. Such an exception ends it
+    after some seconds, within which the launcher's signal comes.
 
     Args:
-        about: names this process, in the line with which it ends.
+        about: words for this process, in the line with which it ends.
 
     Raises:
         LibraryError: The library is missing, of another version, or has no descriptors left.
@@ -38,24 +38,24 @@ class StartGuard:
             raise LibraryError(f"signals cannot be watched: {error.value.decode(errors='replace')}")
 
     def wait(self, seconds: float) -> bool:
-        """Waits for so many seconds, hours at most, for a signal that ends the process, or until `close`.
+        """Waits some seconds, hours at most, for a signal that ends the process, or until `close`.
 
         Returns:
-            Whether a signal has come, which waits for words.
+            Whether a signal has come and waits for words.
         """
         return bool(self._library.smp_start_guard_wait(self._handle, seconds))
 
     def say(self, words: str) -> None:
-        """Says what stands in the line after "was ended by SIGTERM in smp.init", and so lets the process end."""
+        """Gives the words after "was ended by SIGTERM in smp.init", and so lets the process end."""
         self._library.smp_start_guard_say(self._handle, words.encode())
 
     def close(self) -> None:
-        """Leaves signals as they were, and ends a wait; once. Does nothing in a child that was forked."""
+        """Restores signals as they were, and ends a wait, once. Does nothing in a forked child."""
         if os.getpid() == self._process:
             self._library.smp_start_guard_close(self._handle)
 
     def free(self) -> None:
-        """Frees what it has, once it is closed and nobody waits; once."""
+        """Frees what it has, once. It must be closed, and nobody may wait."""
         if os.getpid() == self._process:
             self._library.smp_start_guard_free(self._handle)
 

@@ -6,8 +6,8 @@
     ...                                             # ops, send_bytes, recv_bytes
     transport.goodbye(); transport.close()
 
-Settings of UCX itself (`UCX_TLS`, `UCX_NET_DEVICES`, `UCX_KEEPALIVE_INTERVAL`, `UCX_LOG_LEVEL`, ...)
-may be given in the environment and win over the ones chosen here.
+Settings of UCX itself (`UCX_TLS`, `UCX_NET_DEVICES`, `UCX_KEEPALIVE_INTERVAL`, `UCX_LOG_LEVEL`, ...) may be given in
+the environment. They win over the ones chosen here.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from smp_tf.ops.transport_functions import (
 
 __all__ = ["Transport", "TransportOptions"]
 
-# Waiting is done in slices, between which Python handles signals: Ctrl-C works everywhere.
+# A wait is made of slices, between which Python handles signals. So Ctrl-C works everywhere.
 SLICE_S = 0.1
 MESSAGE_PROGRAM = 0xFFFFFFFF00000000
 MAX_CONTROL_BYTES = 4096
-#: What the words of a receive end with that was withdrawn before its message came.
+#: The end of the words for a receive that was withdrawn before its message came.
 _WITHDRAWN = b" was withdrawn"
 
 
@@ -52,16 +52,17 @@ class TransportOptions:
     """How the transport behaves.
 
     Attributes:
-        single_host: All ranks are on one host: only shared memory is opened, no network port.
-        local_size: Ranks on this host. The progress thread spins before it sleeps only when there
-            are more cores than that.
-        spin_us: Microseconds of spinning; -1 for 20 where cores are to spare, else 0.
-        watch_launcher: End when the launcher (or, without one, the parent process) dies.
-        watch_signals: SIGINT and SIGTERM end all ranks, also inside TensorFlow. False leaves that
-            to a later call of `Transport.watch_signals`.
-        end_process: End a process that does not end by itself after a failure.
-        read_memory: Fetch large tensors of ranks of this host from their memory, in one copy, where the system lets us.
-        huge_pages: Move the memory that such tensors lie in into huge pages, where the system has them.
+        single_host: Whether all ranks are on one host. Then only shared memory is opened, and no network port.
+        local_size: Ranks on this host. The progress thread spins before it sleeps only when there are more cores than
+            ranks.
+        spin_us: Microseconds of spinning; -1 for 20 where there are spare cores, else 0.
+        watch_launcher: Whether to end when the launcher (or, without one, the parent process) dies.
+        watch_signals: Whether SIGINT and SIGTERM end all ranks, also inside TensorFlow. False leaves this to a later
+            call of `Transport.watch_signals`.
+        end_process: Whether to end a process that does not end by itself after a failure.
+        read_memory: Whether to fetch large tensors of this host's ranks from their memory, in one copy, where the
+            system lets us.
+        huge_pages: Whether to move the memory of such tensors into huge pages, where the system has them.
         stall_report_s: Seconds after which a wait is reported.
         stall_timeout_s: Seconds after which a wait is a failure.
         grace_s: Seconds a process has to end by itself after a failure.
@@ -92,9 +93,9 @@ class Transport:
     """
 
     def __init__(self, handle: int, rank: int, size: int) -> None:
-        """Wraps an open handle; see `open`."""
+        """Wraps an open handle. Call `open` instead."""
         self._library = functions()
-        # What it stands for is freed with this object: a thread that is in a call while another closes has it still.
+        # The library's part is freed with this object. So a thread that is in a call while another closes still has it.
         self._handle = handle
         self._free = weakref.finalize(self, self._library.smp_transport_release, handle)
         self._free.atexit = False
@@ -102,7 +103,7 @@ class Transport:
         # A signal handler may send in the thread that it interrupts.
         self._lock = threading.RLock()
         self._sent: defaultdict[tuple[int, int], int] = defaultdict(int)
-        #: Receives that were given up, by rank, tag and turn: the message of one may be on its way into its memory.
+        #: Receives that were given up, by rank, tag and turn. The message of one may be on its way into its memory.
         self._on_their_way: dict[tuple[int, int, int], int] = {}
         self._received: defaultdict[tuple[int, int], int] = defaultdict(int)
         self.rank = rank
@@ -110,15 +111,15 @@ class Transport:
 
     @classmethod
     def open(cls, rank: int, size: int, options: TransportOptions | None = None) -> Transport:
-        """Opens the transport of this process and makes it the one the TensorFlow ops use.
+        """Opens the transport of this process, and makes the TensorFlow ops use it.
 
         Args:
             rank: This rank, from 0.
             size: Ranks of the job.
-            options: See `TransportOptions`.
+            options: How the transport behaves.
 
         Raises:
-            TransportError: UCX could not be opened; the message says why.
+            TransportError: UCX could not be opened. The message says why.
         """
         library = functions()
         options = options or TransportOptions()
@@ -143,7 +144,7 @@ class Transport:
         handle = library.smp_transport_create(rank, size, ctypes.byref(c_options), error, len(error))
         if not handle:
             why = error.value.decode(errors="replace")
-            # As UCX calls it that there is no room for its segments.
+            # UCX's words for a lack of room for its segments.
             if any(words in why for words in ("Input/output error", "Out of memory", "Shared memory error")):
                 why += ". Is there room in /dev/shm? See: df -h /dev/shm; docker run --shm-size=1g makes more"
             raise TransportError(f"rank {rank} could not open its transport: {why}")
@@ -160,7 +161,7 @@ class Transport:
 
     @property
     def address(self) -> bytes:
-        """What the other ranks need to reach this one: some hundred bytes."""
+        """Returns what the other ranks need to reach this one, some hundred bytes."""
         count = ctypes.c_size_t()
         data = self._library.smp_transport_address(self._open_handle(), ctypes.byref(count))
         return ctypes.string_at(data, count.value)
@@ -172,17 +173,17 @@ class Transport:
         timeout: float = 60.0,
         while_waiting: Callable[[str], None] | None = None,
     ) -> None:
-        """Connects to all ranks; returns when all of them have proved the secret.
+        """Connects to all ranks, and returns when all of them have proved the secret.
 
         Args:
             addresses: The `address` of every rank, in rank order.
             secret: At least 16 random bytes, drawn for this job and known to its ranks only.
             timeout: Seconds to wait for all ranks.
-            while_waiting: Called several times a second meanwhile, with the ranks that are waited for, in words.
+            while_waiting: Called several times a second meanwhile, with words for the ranks that are waited for.
 
         Raises:
             ValueError: The addresses are not those of this job's ranks, in order.
-            TransportTimeoutError: Some ranks did not connect; the message names them.
+            TransportTimeoutError: Some ranks did not connect. The message names them.
             PeerError: A rank was lost meanwhile.
         """
         if len(addresses) != self.size:
@@ -216,15 +217,15 @@ class Transport:
 
         Args:
             dest: Rank that calls `recv_bytes`.
-            tag: Any number from 0; messages of one tag arrive in the order they were sent.
+            tag: Any number from 0. Messages of one tag arrive in the order in which they were sent.
             data: Contiguous bytes-like object of any size, such as bytes or a numpy array.
             timeout: Seconds, or None to wait as long as the peer lives.
-            label: Words for the message, for whoever asks what this rank waits for.
+            label: Words for the message, for ranks that ask what this one waits for.
 
         Raises:
             PeerError: The peer was lost or left.
-            TransportTimeoutError: The time is over; the message is not taken back, and `data` is
-                held until the peer has it.
+            TransportTimeoutError: The time is over. The message is not taken back, and `data` is held until the peer
+                has it.
         """
         with self._lock:
             sequence = self._sent[dest, tag]
@@ -255,20 +256,19 @@ class Transport:
             src: Rank that calls `send_bytes`.
             tag: The sender's tag.
             timeout: Seconds, or None to wait as long as the peer lives.
-            while_waiting: Called several times a second meanwhile; what it raises ends the wait,
-                and the message can still be received later, unless another thread has waited for
-                the next message of this tag.
-            label: Words for the message, for whoever asks what this rank waits for.
+            while_waiting: Called several times a second meanwhile. An error of it ends the wait. The message can still
+                be received later, unless another thread has waited for the next message of this tag.
+            label: Words for the message, for ranks that ask what this one waits for.
 
         Returns:
             The message, in memory of its own.
 
         Raises:
             PeerError: The peer was lost or left.
-            TransportTimeoutError: The time is over; the message can still be received later, unless
-                another thread has waited for the next message of this tag.
+            TransportTimeoutError: The time is over. The message can still be received later, unless another thread has
+                waited for the next message of this tag.
         """
-        # One receiver at a time per tag would be the caller's lock; here a lost turn is given back.
+        # The caller would need a lock for one receiver at a time per tag. Here a lost turn is given back.
         with self._lock:
             sequence = self._received[src, tag]
             self._received[src, tag] += 1
@@ -285,7 +285,7 @@ class Transport:
                 raise
             if is_new or not self._library.smp_operation_message(operation).endswith(_WITHDRAWN):
                 break
-            # It was given up before its message came.
+            # The receive was given up before its message came.
             self._library.smp_operation_free(operation)
             operation = None
         try:
@@ -297,7 +297,7 @@ class Transport:
             self._library.smp_operation_free(operation)
 
     def _await(self, operation: int, timeout: float | None, what: str, while_waiting: Callable[[], None] | None) -> int:
-        """Waits for an operation; gives its status."""
+        """Waits for an operation, and returns its status."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = SLICE_S if deadline is None else deadline - time.monotonic()
@@ -310,14 +310,14 @@ class Transport:
                 while_waiting()
 
     def _give_up(self, operation: int, src: int, tag: int, sequence: int) -> None:
-        """Lets the next receive of a tag have what this one has waited for, also if it is on its way already."""
+        """Lets the next receive of a tag have the message of this one, even if that is on its way already."""
         self._library.smp_operation_withdraw(operation)
         with self._lock:
             if self._received[src, tag] == sequence + 1 and not self._why_closed:
                 self._received[src, tag] = sequence
                 self._on_their_way[src, tag, sequence] = operation
                 return
-        # Another thread has received the next one meanwhile.
+        # Another thread has received the next message meanwhile.
         self._library.smp_operation_cancel(operation)
         self._library.smp_operation_free(operation)
 
@@ -330,16 +330,16 @@ class Transport:
         self._library.smp_transport_end_step(self._open_handle(), program)
 
     def await_step(self, program: int, step: int, *, ended: bool, timeout: float = 1e9) -> bool:
-        """Waits until this rank has begun, or ended, a step of a program or is beyond it.
+        """Waits until this rank has begun, or ended, a step of a program, or is beyond it.
 
         Args:
             program: Number of the program.
             step: Number of its step, from 0.
-            ended: Whether its end is waited for, or its begin.
+            ended: Whether to wait for its end, or else its begin.
             timeout: Seconds at most.
 
         Returns:
-            Whether it is so: False after the time, or once `stop_awaiting` was called.
+            Whether that has happened. It is False after the time, or once `stop_awaiting` was called.
         """
         code = self._library.smp_transport_await_step(self._open_handle(), program, step, ended, timeout)
         return bool(code == OK)
@@ -349,19 +349,19 @@ class Transport:
         self._library.smp_transport_stop_awaiting(self._open_handle())
 
     def set_activity(self, activity: str) -> None:
-        """Says what this rank is doing, for ranks that wait for it; "" when it is over."""
+        """Says what this rank is doing, for ranks that wait for it. "" says that it is over."""
         self._library.smp_transport_set_activity(self._open_handle(), activity.encode())
 
     def set_program_ranks(self, program: int, ranks: Iterable[int]) -> None:
-        """Says which ranks take part in a program: only their early leaving disturbs its steps."""
+        """Says which ranks take part in a program. Only if one of these leaves early are its steps disturbed."""
         numbers = sorted(ranks)
         array = (ctypes.c_uint32 * len(numbers))(*numbers)
         self._library.smp_transport_set_program_ranks(self._open_handle(), program, array, len(numbers))
 
     def set_averaging_ranks(self, program: int, ranks: Iterable[int]) -> None:
-        """Says which ranks this one averages with in a program's steps, whatever its number there.
+        """Says which ranks this one averages with in a program's steps. The program may have other numbers there.
 
-        All of them call such steps in one order, so a step that follows the last of one that has left is an error.
+        All of them call such steps in the same order. So once one has left, a step after its last one is an error.
         """
         numbers = sorted(ranks)
         array = (ctypes.c_uint32 * len(numbers))(*numbers)
@@ -370,16 +370,16 @@ class Transport:
     def goodbye(self, timeout: float = 2.0) -> None:
         """Tells all ranks that this one leaves in good order.
 
-        A rank that waits for this one, is inside a step that this one never began, or begins one later, fails at
-        once with "rank r left the loop early after step s".
+        A rank fails at once with "rank r left the loop early after step s" if it waits for this one, is inside a step
+        that this one never began, or begins one later.
         """
         self._library.smp_transport_goodbye(self._open_handle(), timeout)
 
     def await_goodbyes(self, ranks: Iterable[int], timeout: float) -> bool:
-        """Waits until ranks have left: each has said goodbye or is gone, or the job has failed.
+        """Waits until ranks have left, that is until each has said goodbye or is gone, or the job has failed.
 
         Args:
-            ranks: Whose goodbyes are waited for.
+            ranks: The ranks whose goodbyes are waited for.
             timeout: Seconds to wait at most.
 
         Returns:
@@ -391,13 +391,13 @@ class Transport:
         return bool(code == OK)
 
     def abort(self, message: str, *, exit_code: int = 1, timeout: float = 1.0, **details: Any) -> bool:
-        """Makes this the cause of the job's end, unless there is one, and tells all ranks.
+        """Makes this the cause of the job's end, unless there is a cause already, and tells all ranks.
 
         Args:
-            message: What happened, in one line; it is printed on every rank. One of more than some 4000 bytes is cut.
-            exit_code: Of every process that does not end by itself.
+            message: What happened, in one line. It is printed on every rank, and cut after some 4000 bytes.
+            exit_code: The exit code of every process that does not end by itself.
             timeout: Seconds to wait until the ranks are told.
-            **details: More fields of the cause, values that JSON knows.
+            **details: More fields of the cause, with values that JSON knows.
 
         Returns:
             False if there was a cause already.
@@ -410,16 +410,16 @@ class Transport:
     def hold_words(self, seconds: float) -> None:
         """Holds the line that tells the cause of the job's end, so that it can stand after a traceback.
 
-        A signal that ends the process lets it go, too.
+        A signal that ends the process releases it, too.
 
         Args:
-            seconds: The longest it is held; with 0 it is out when this returns, if there is a cause.
+            seconds: The longest that it is held. With 0 it has been printed when this returns, if there is a cause.
         """
         self._library.smp_transport_hold_words(self._open_handle(), seconds)
 
     @property
     def cause(self) -> dict[str, Any] | None:
-        """The first cause of the job's end: kind, rank, message, ...; None while all is well."""
+        """Returns the first cause of the job's end (kind, rank, message, ...); None while all is well."""
         text = self._text(self._library.smp_transport_cause)
         if not text:
             return None
@@ -433,10 +433,10 @@ class Transport:
         return {**cause, "message": plain_text(str(cause.get("message", "")))}
 
     def ask(self, rank: int, timeout: float = 1.0) -> dict[str, Any] | None:
-        """Asks a rank what it is doing; it answers even while its main thread is stuck.
+        """Asks a rank what it is doing. It answers even while its main thread is stuck.
 
         Args:
-            rank: Who is asked; this rank itself answers at once.
+            rank: The rank that is asked. This rank itself answers at once.
             timeout: Seconds to wait for the answer.
 
         Returns:
@@ -457,7 +457,7 @@ class Transport:
         return status
 
     def unclaimed(self) -> dict[int, int]:
-        """Returns how many messages of `send_bytes` have come that nobody has received, by the rank that sent them."""
+        """Returns how many messages of `send_bytes` have come that nobody has received, by their senders."""
         counts: defaultdict[int, int] = defaultdict(int)
         for message in self.stats()["unmatched"]:
             if message["program"] == MESSAGE_PROGRAM:
@@ -471,7 +471,7 @@ class Transport:
 
     @property
     def reads_memory(self) -> list[bool]:
-        """Of every rank, whether this one fetches large tensors from its memory."""
+        """Returns, for every rank, whether this one fetches large tensors from its memory."""
         return [peer["reads_memory"] for peer in self.stats()["peers"]]
 
     def lanes(self, peer: int) -> list[str]:
@@ -498,17 +498,17 @@ class Transport:
 
     @property
     def is_open(self) -> bool:
-        """Whether `close` was not called yet, and this is not a child that was forked."""
+        """Returns whether `close` was not called yet, and this is not a forked child."""
         return not self._why_closed
 
     def _leave_at_exit(self) -> None:
-        """Says goodbye, or why not, when Python ends with an open transport."""
+        """Says goodbye, or why it does not, when Python ends with an open transport."""
         if self.is_open:
             self.goodbye()
             self.close()
 
     def _leave_to_parent(self) -> None:
-        """Ends the use by this process, a child that was forked: no call of C's is made, now or later."""
+        """Ends the use by this process, a forked child. It makes no call of C, now or later."""
         self._why_closed = self._why_closed or (
             f"this process, {os.getpid()}, was forked from rank {self.rank} and is no rank itself: only the process "
             f"that called smp.init may exchange with other ranks. Have the child work on what it is given, and hand "
@@ -516,7 +516,7 @@ class Transport:
         )
         self._free.detach()
         self._on_their_way.clear()
-        # Another thread of the parent may have had it.
+        # Another thread of the parent may have held it.
         self._lock = threading.RLock()
         atexit.unregister(self._leave_at_exit)
 
@@ -538,7 +538,7 @@ class Transport:
             count = needed
 
     def _finish_send(self, operation: int, timeout: float | None, keep: Any, what: str) -> None:
-        """Waits for a send and frees it; what it holds of ours is kept as long as it needs."""
+        """Waits for a send and frees it. The data is kept as long as the send needs it."""
         try:
             code = self._await(operation, timeout, what, None)
             raise_for(code, self._library.smp_operation_message(operation))
@@ -554,7 +554,7 @@ _transports: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 @functools.cache
 def _hook_forks() -> None:
-    """Leaves the transports of a parent to it in children that are forked."""
+    """Makes forked children leave transports to their parent."""
 
     def leave_to_parent() -> None:
         for transport in list(_transports):
@@ -569,7 +569,7 @@ def _own(data: int | None, count: int) -> memoryview:
             functions().smp_bytes_free(data)
         return memoryview(b"")
     array = (ctypes.c_char * count).from_address(data)
-    # Not when Python ends: what runs then may still read it.
+    # It is not freed when Python ends, since what runs then may still read it.
     weakref.finalize(array, functions().smp_bytes_free, data).atexit = False
     return memoryview(array).cast("B")
 
@@ -585,7 +585,7 @@ def _pointer_to(view: memoryview) -> tuple[int, Any]:
 
 
 def _free_when_released(operation: int, keep: Any) -> None:
-    """Frees an operation; a send that was given up keeps its memory until the transport is done."""
+    """Frees an operation. A send that was given up keeps its memory until the transport is done."""
     library = functions()
     if keep is None or library.smp_operation_released(operation):
         library.smp_operation_free(operation)

@@ -8,13 +8,13 @@ from typing import Any
 from smp_tf.ops.errors import PeerError, TransportCancelledError, TransportError, TransportTimeoutError
 from smp_tf.ops.library import transport_library
 
-#: How an operation ended, as `absl::StatusCode` numbers it.
+#: How an operation ended, with the numbers of `absl::StatusCode`.
 OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 0, 1, 3, 4
 ABORTED, UNAVAILABLE = 10, 14
 
 
 class Options(ctypes.Structure):
-    """`smp_options`; see `TransportOptions`."""
+    """The C structure `smp_options`, for `TransportOptions`."""
 
     _fields_ = [
         ("struct_bytes", ctypes.c_uint64),
@@ -34,7 +34,7 @@ class Options(ctypes.Structure):
 
 
 class Key(ctypes.Structure):
-    """What tells one message of a rank from another: `smp_key`."""
+    """The C structure `smp_key`, which distinguishes the messages of a rank."""
 
     _fields_ = [
         ("program", ctypes.c_uint64),
@@ -45,7 +45,7 @@ class Key(ctypes.Structure):
 
 
 def raise_for(code: int, message: bytes) -> None:
-    """Raises what a code of the library stands for; nothing where it is `OK`."""
+    """Raises the error that a code of the library stands for; none for `OK`."""
     if code == OK:
         return
     text = message.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Runs steps that are each done once: under a lock, stoppable at any moment, and repeatable.
+"""Runs steps that are each done once, under a lock. It can be stopped at any moment and repeated.
 
 stamp of the step holds its key?  ── yes ──▶ next step
           │ no
@@ -26,9 +26,9 @@ class Step:
     Attributes:
         name: the file name of its stamp.
         title: what a person reads.
-        key: a digest of all that it depends on.
-        work: does it, from nothing or over a half-done try.
-        done: whether its outputs are still there.
+        key: a digest of all that the step depends on.
+        work: does the step, from nothing or over a half-done try.
+        done: returns whether its outputs still exist.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Engine:
         """Prepares the engine.
 
         Args:
-            name: the environment's name, which the lock and the log are named after.
+            name: the environment's name. The lock and the log are named after it.
             state: the folder of locks and logs, made here.
             stamps: the folder of the stamps.
         """
@@ -60,13 +60,13 @@ class Engine:
         return self._stamps.holds(step.name, step.key) and step.done()
 
     def run(self, steps: list[Step]) -> None:
-        """Does the steps that are not done; prints nothing when all are.
+        """Does the steps that are not done. Prints nothing when all are done.
 
         Args:
-            steps: in order; a step's key contains the keys of the steps that it builds upon.
+            steps: the steps, in order. A step's key contains the keys of the steps that it builds upon.
 
         Raises:
-            SetupFailure: a step failed; the message is the cause in one line.
+            SetupFailure: a step failed. The message is the cause in one line.
         """
         if all(self._holds(step) for step in steps):
             return

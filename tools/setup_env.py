@@ -1,7 +1,7 @@
 """Sets up everything smp_tf needs in a virtual environment: `python3 tools/setup_env.py`.
 
-This file only finds a Python that is neither too old nor too new, so it is written for any
-Python 3; the work is in `setup_steps.py`.
+This file only finds a Python that is neither too old nor too new, so it is written for any Python 3. The work is done
+in `setup_steps.py`.
 """
 
 import os
@@ -16,7 +16,7 @@ import setup_versions  # noqa: E402
 
 ASK_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 OS_RELEASE = "/etc/os-release"
-# The Python 3 that a release of Debian or Ubuntu has, where that may be a supported one.
+# The Python 3 of releases of Debian and Ubuntu, where it may be a supported one.
 PACKAGED = {
     "bookworm": "3.11",
     "trixie": "3.13",
@@ -42,7 +42,7 @@ def version_of(interpreter: str) -> Optional[str]:
 
 
 def system() -> Dict[str, str]:
-    """Returns what the system says of itself; nothing where it does not."""
+    """Returns what the system says about itself; nothing where it says nothing."""
     try:
         with open(OS_RELEASE) as file:
             pairs = [line.strip().partition("=") for line in file]
@@ -52,7 +52,7 @@ def system() -> Dict[str, str]:
 
 
 def way(supported: List[str], found: Dict[str, str]) -> str:
-    """Returns the sentence that says what installs a supported Python on a system, such as `system` found."""
+    """Returns a sentence about how to install a supported Python on a system, as `system` describes it."""
     codename = found.get("UBUNTU_CODENAME") or found.get("DEBIAN_CODENAME") or found.get("VERSION_CODENAME", "")
     packaged = PACKAGED.get(codename)
     if packaged in supported:
@@ -71,7 +71,7 @@ def way(supported: List[str], found: Dict[str, str]) -> str:
 
 
 def advice(running: str, supported: List[str], found: Dict[str, str]) -> str:
-    """Returns the line that says which Python is wanted and how to get it on a system."""
+    """Returns a line about which Python is needed, and how to get it on a system."""
     kind = "old" if tuple(map(int, running.split("."))) < (3, int(supported[0][2:])) else "new"
     return "python3 is Python %s, too %s: Python %s to %s is needed, and none is on PATH. %s" % (
         running,

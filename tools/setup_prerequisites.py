@@ -1,4 +1,4 @@
-"""What the machine must have before the set-up can start, and what installs what is missing."""
+"""Checks what the machine must have before the set-up can start, and says how to install what is missing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ OLDEST_GXX = 9
 
 
 class SetupFailure(Exception):  # noqa: N818 - an end, with its cause, not a bug
-    """The set-up cannot go on; the text is one line: the cause, and what to do."""
+    """The set-up cannot go on. The text is one line: the cause, and what to do."""
 
 
 def missing_debian_packages() -> dict[str, str]:
     """Finds the prerequisites that are not there.
 
     Returns:
-        A dict from what is missing, in words, to the Debian package that has it.
+        A dict from words for what is missing to the Debian package that has it.
     """
     missing = {}
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -41,7 +41,7 @@ def check() -> None:
     """Checks all prerequisites.
 
     Raises:
-        SetupFailure: something is missing or too old; the message has the command to install it.
+        SetupFailure: something is missing or too old. The message has the command to install it.
     """
     if not sys.platform.startswith("linux"):
         raise SetupFailure(f"smp_tf runs on Linux; this is {sys.platform}")

@@ -1,4 +1,4 @@
-"""Runs the set-up's commands: their output goes to the log, a moving line to the screen."""
+"""Runs the set-up's commands. Their output goes to the log, and a moving line to the screen."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KNOWN_CAUSES = (
         "export PIP_INDEX_URL=https://HOST/simple",
     ),
 )
-# The first of these that is found tells most: what a compiler, CMake, a Python program or pip says.
+# Patterns of errors of a compiler, CMake, Python programs and pip. The first one that is found tells most.
 CAUSE_LINES = (
     re.compile(r"^.*:\d+:\d+: (?:fatal )?error: .*", re.MULTILINE),
     re.compile(r"^CMake Error.*", re.MULTILINE),
@@ -54,14 +54,13 @@ CAUSE_LINES = (
 
 
 def cause_of(output: str) -> str:
-    """Finds in a failed command's output the one line that tells why.
+    """Finds the one line that tells why in a failed command's output.
 
     Args:
         output: what the command printed.
 
     Returns:
-        The cause: of a known failure with what to do, else the first error of the compiler, CMake,
-        pip or Python.
+        The cause: for a known failure with what to do; else the first error of the compiler, CMake, pip or Python.
     """
     for pattern, cause in KNOWN_CAUSES:
         if pattern.search(output):
@@ -83,8 +82,8 @@ def duration(seconds: float) -> str:
 class Progress:
     """Shows numbered steps with their time, and keeps the log.
 
-    On a terminal the running step is one moving line with the newest line of the log; elsewhere a
-    step prints a line when it starts, every 30 seconds, and when it ends.
+    On a terminal the running step is one moving line with the newest line of the log. Elsewhere a step prints a line
+    when it starts, every 30 seconds, and when it ends.
     """
 
     def __init__(self, log: Path, child: ChildRecord) -> None:
@@ -140,10 +139,10 @@ class Progress:
         Args:
             command: the program and its arguments.
             env: its whole environment.
-            cwd: the folder it runs in.
+            cwd: the folder that it runs in.
 
         Raises:
-            SetupFailure: it failed; the message is the cause found in its output.
+            SetupFailure: it failed. The message is the cause found in its output.
         """
         self._file.write(f"+ {' '.join(map(str, command))}\n".encode())
         start = self.log.stat().st_size
@@ -177,6 +176,6 @@ class Progress:
         with open(self.log, "rb") as file:
             file.seek(max(start, self.log.stat().st_size - TAIL_BYTES))
             lines = re.split(r"[\r\n]+", file.read().decode(errors="replace").strip())
-        # A compiler's warnings say nothing to who waits; how far it has come does.
+        # Who waits does not need a compiler's warnings, but how far it has come.
         shares = [line for line in lines if COMPILED_SHARE.match(line.strip())]
         return re.sub(r"[^ -~]", "", (shares or lines)[-1]).strip()

@@ -1,4 +1,4 @@
-"""What a set-up leaves for the next: the steps done, who is at work, children left behind."""
+"""What a set-up leaves for the next one: the steps that are done, who is at work, and children that were left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def digest(*parts: str | Path) -> str:
     """Hashes texts, and files by their name and content, into one key.
 
     Args:
-        parts: texts, or paths of files; a file that is not there counts as such.
+        parts: texts, or paths of files. A missing file counts as such.
 
     Returns:
         A hexadecimal key.
@@ -33,9 +33,9 @@ def digest(*parts: str | Path) -> str:
 
 
 class Stamps:
-    """The finished steps of one environment: a file per step, with the key it was done for.
+    """The finished steps of one environment: a file per step, with the key for which it was done.
 
-    The stamps lie inside the environment, so they go when it goes.
+    The stamps are inside the environment, so they are deleted with it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class Stamps:
         (self._folder / step).unlink(missing_ok=True)
 
     def write(self, step: str, key: str) -> None:
-        """Notes that a step is finished. Appears at once or not at all."""
+        """Notes that a step is finished. The note appears whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._folder / f".{step}.new"
         unfinished.write_text(key)
@@ -60,14 +60,14 @@ class Stamps:
 
 
 class Lock:
-    """A lock that ends with its process, however that ends; the file names who holds it."""
+    """A lock that ends with its process, however that ends. The file names its holder."""
 
     def __init__(self, path: Path) -> None:
         """Args: path: the lock file; its folder must exist."""
         self._file = open(path, "a+")  # noqa: SIM115 - the lock lasts while it is open
 
     def holder(self) -> str:
-        """Returns the process id the current holder wrote."""
+        """Returns the process id that the current holder wrote."""
         self._file.seek(0)
         return self._file.read().strip()
 
@@ -90,7 +90,7 @@ class Lock:
 
 
 def _start_time(pid: int) -> str | None:
-    """Returns when a process started, in clock ticks: tells it from a later one of the same id."""
+    """Returns when a process started, in clock ticks. That distinguishes it from a later one with the same id."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -99,7 +99,7 @@ def _start_time(pid: int) -> str | None:
 
 
 class ChildRecord:
-    """Names the running child on disk: a set-up killed by -9 leaves none behind unnoticed."""
+    """Names the running child on disk, so that a set-up that is killed by -9 leaves no child unnoticed."""
 
     def __init__(self, path: Path) -> None:
         """Args: path: the file that names the child."""
@@ -124,7 +124,7 @@ class ChildRecord:
 
 
 def end_group(leader: int, grace: float = 3.0) -> None:
-    """Ends a process group: asks first, kills after `grace` seconds."""
+    """Ends a process group. It asks first, and kills after `grace` seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(leader, number)

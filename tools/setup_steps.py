@@ -1,12 +1,12 @@
-"""The set-up's steps, in order. Each is done once for what it depends on, and again after a change.
+"""The set-up's steps, in order. Each is done once, and again when what it depends on has changed.
 
     environment ──▶ horovod ──▶ ops ──▶ smp_tf
     .venv with       compiled    ops/*.so  editable install
     pinned packages  or cached
 
-A step's stamp is written when all of it is done, so a set-up can be stopped at any moment and
-repeated. Inside the environment a half-done install is never trusted: `environment` starts from
-nothing, the later steps first remove what they put there.
+A step's stamp is written when all of it is done, so a set-up can be stopped at any moment and repeated. Inside the
+environment a half-done install is never trusted. `environment` starts from nothing, and the later steps first remove
+what they have put there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORWARDED_HEADER = HEADERS / "tensorflow/compiler/xla/client/xla_builder.h"
 STATE = ROOT / ".setup"
 OPS_OUTPUTS = ("_transport.so", "_tf_ops.so", "_build.json")
 INTERRUPTED = 130
-# Not sys.executable: while the environment is active that lies inside what is to be replaced.
+# Not sys.executable. While the environment is active, that is inside what will be replaced.
 BASE_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -51,7 +51,7 @@ class Setup:
         self.engine = Engine(venv.name, STATE, venv / ".setup")
 
     def steps(self) -> list[Step]:
-        """Returns the steps with the keys of this moment; each key contains the one before it."""
+        """Returns the steps with their present keys. Each key contains the one before it."""
         compiler = setup_prerequisites.compiler_version()
         environment = digest(sys.version, BASE_PYTHON, str(self.venv), *self.requirements)
         horovod = digest(environment, self._horovod_key(compiler))
@@ -76,13 +76,13 @@ class Setup:
         """Does what is not done yet.
 
         Raises:
-            SetupFailure: with the cause in one line.
+            SetupFailure: a step failed. The message is the cause in one line.
         """
         setup_prerequisites.check()
         self.engine.run(self.steps())
 
     def _child_env(self, **settings: str) -> dict[str, str]:
-        """Returns the caller's environment, ours in front, without what leads pip or make astray."""
+        """Returns the caller's environment with ours first, and without variables that mislead pip or make."""
         astray = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_USER", "MFLAGS", "MAKELEVEL")
         env = {name: value for name, value in os.environ.items() if name not in astray}
         env["VIRTUAL_ENV"] = str(self.venv)
@@ -129,7 +129,7 @@ class Setup:
         }
 
     def _horovod_key(self, compiler: str) -> str:
-        """Returns all that makes one compiled Horovod differ from another: its place in the cache."""
+        """Returns the key of a compiled Horovod in the cache, made of all that it depends on."""
         mpi = ""
         if shutil.which("mpicxx"):
             answer = subprocess.run(["mpicxx", "-show"], stdout=subprocess.PIPE, text=True)
@@ -175,7 +175,7 @@ class Setup:
         settings["MAKEFLAGS"] = jobs if jobs.startswith("-j") else f"-j{cores}"
         built = STATE / f"{self.venv.name}.wheel"
         shutil.rmtree(built, ignore_errors=True)
-        # pip's own cache knows nothing of the TensorFlow that a wheel was compiled against.
+        # pip's own cache does not know which TensorFlow a wheel was compiled against.
         self._pip(
             progress,
             *("wheel", "-v", "--no-build-isolation", "--no-deps", "--no-cache-dir"),
@@ -223,7 +223,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     default = ROOT / (".venv" if options.tensorflow == "current" else ".venv-oldest")
     setup = None
-    # A closed terminal and a plain `kill` end the set-up as Ctrl-C does: with its children.
+    # A closed terminal and a plain `kill` end the set-up with its children, as Ctrl-C does.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:

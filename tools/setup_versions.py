@@ -10,13 +10,13 @@ def read_sections(path: str = VERSIONS_FILE) -> Dict[str, List[str]]:
     """Reads the sections of a versions file.
 
     Args:
-        path: the file; lines under `[section]` headers, `#` starts a comment line.
+        path: the file. It has lines under `[section]` headers; `#` starts a comment line.
 
     Returns:
         A dict from section name to its list of lines.
 
     Raises:
-        ValueError: a line stands before the first header, or a section is there twice.
+        ValueError: a line is before the first header, or a section is there twice.
     """
     sections = {}  # type: Dict[str, List[str]]
     lines = None
@@ -38,12 +38,12 @@ def read_sections(path: str = VERSIONS_FILE) -> Dict[str, List[str]]:
 
 
 def supported_pythons(tensorflow: str) -> List[str]:
-    """Returns the Python versions, oldest first, on which TensorFlow `current` or `oldest` is supported."""
+    """Returns the Python versions, oldest first, that TensorFlow `current` or `oldest` supports."""
     return read_sections()["python " + tensorflow]
 
 
 def requirements(tensorflow: str) -> List[str]:
-    """Returns the pip requirement lines for TensorFlow `current` or `oldest`; Horovod is not among them."""
+    """Returns the pip requirement lines for TensorFlow `current` or `oldest`, without Horovod."""
     sections = read_sections()
     docs = sections["docs"] if tensorflow == "current" else []
     common = sections["common"] + sections["tensorflow " + tensorflow]
