@@ -1,23 +1,16 @@
-"""The private TensorFlow and Keras that the user-facing room needs, each piece in one small function.
+"""The private TensorFlow that the rooms of smp_tf need, each piece in one small function.
 
-Seen to work on TensorFlow and tf_keras 2.21. Each has a test in tests/smp_tf/test_tf_internals.py that fails when they
-change it.
+Seen to work on TensorFlow 2.21. Each has a test in tests/smp_tf/test_tf_internals.py that fails when TensorFlow changes
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import tempfile
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import h5py
-import numpy as np
 import tensorflow as tf
-import tf_keras
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import random_seed
@@ -25,14 +18,6 @@ from tensorflow.python.ops import control_flow_util, resource_variable_ops
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
-from tf_keras.src import backend
-from tf_keras.src.engine import base_layer_utils, compile_utils
-from tf_keras.src.metrics import base_metric
-from tf_keras.src.mixed_precision import loss_scale_optimizer
-from tf_keras.src.optimizers import utils as optimizer_utils
-from tf_keras.src.saving import saving_lib
-from tf_keras.src.saving.legacy import hdf5_format
-from tf_keras.src.utils import data_utils, losses_utils, metrics_utils
 
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.partition import tf_internals as partition_internals
@@ -83,11 +68,6 @@ def global_seed_generator() -> Any:
     return eager_context.context()._rng
 
 
-def set_keras_seed_generator(generator: Any) -> None:
-    """Lets Keras draw the seeds of initializers in this thread from a `random.Random`."""
-    backend._SEED_GENERATOR.generator = generator
-
-
 def peak_memory() -> int | None:
     """Returns the bytes that TensorFlow's allocator has given out at most: on the GPU, where there is one.
 
@@ -116,17 +96,6 @@ def op_seeds_from(source: Callable[[int | None], OpSeeds]) -> Iterator[None]:
         random_seed.get_seed = _get_seed
 
 
-def backend_modules() -> list[types.ModuleType]:
-    """Returns the modules through which scripts, and Keras itself, come to the functions of `tf_keras.backend`."""
-    named = [module for name, module in list(sys.modules.items()) if name.startswith("tf_keras.")]
-    return [module for module in named if getattr(module, "batch_get_value", None) is backend.batch_get_value]
-
-
-def is_in_layer_call() -> bool:
-    """Returns whether a Keras layer or model is being called in this thread."""
-    return bool(base_layer_utils.call_context().in_call)
-
-
 def destroy_storage(variable: tf.Variable) -> None:
     """Frees the memory of a variable; its handle stays and holds an empty tensor."""
     with tf.init_scope():
@@ -137,85 +106,6 @@ def make_storage(variable: tf.Variable, value: tf.Tensor) -> None:
     """Gives a value to a variable whose memory was freed; an assignment would compare shapes."""
     with tf.init_scope():
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-
-
-def not_an_override(method: Any) -> Any:
-    """Marks a model's method as one of Keras's own, so that Keras does not act as if the user had written it.
-
-    Keras calls an overridden `build` before the first call of the model, which then has to run on placeholders too.
-    """
-    method._is_default = True
-    return method
-
-
-def is_default_options(options: Any) -> bool:
-    """Returns whether options for saving are those that Keras's callbacks make up when they are given none.
-
-    Seen with tf.train.CheckpointOptions and tf.saved_model.SaveOptions of TensorFlow 2.16 to 2.21, whose fields are
-    their slots.
-    """
-    fresh = type(options)()
-    return all(getattr(options, name) == getattr(fresh, name) for name in type(options).__slots__)
-
-
-#: What `tf_keras.Model.compile` sets of a model, but for the functions of its loops. Seen in tf_keras 2.16 to 2.21.
-SET_BY_COMPILE = (
-    "_compile_config",
-    "_compiled_trainable_state",
-    "_is_compiled",
-    "_jit_compile",
-    "_pss_evaluation_shards",
-    "_run_eagerly",
-    "_steps_per_execution",
-    "compiled_loss",
-    "compiled_metrics",
-    "loss",
-    "optimizer",
-)
-
-
-def is_compiled(model: tf_keras.Model) -> bool:
-    """Returns whether `compile` was called on a model."""
-    return bool(model._is_compiled)
-
-
-@contextlib.contextmanager
-def workers_shuffle_with(shuffle: Callable[[list[Any]], None]) -> Iterator[None]:
-    """Makes Keras shuffle with a function of ours, within its context, the order in which workers fetch a `Sequence`.
-
-    It does so with `random.shuffle`, and uses nothing else of `random` in that module. Seen in tf_keras 2.16 to 2.21.
-
-    Args:
-        shuffle: called in a thread per enqueuer, once for every time around.
-    """
-    with _replaced((data_utils, "random", types.SimpleNamespace(shuffle=shuffle))):
-        yield
-
-
-def ask_for_batch_hooks(callbacks: tf_keras.callbacks.CallbackList) -> None:
-    """Lets a list of callbacks find out again which of them are to be called for every batch, as when it was made."""
-    for kind in ("train", "test", "predict"):
-        wanted = any(getattr(callback, f"_implements_{kind}_batch_hooks")() for callback in callbacks.callbacks)
-        setattr(callbacks, f"_should_call_{kind}_batch_hooks", wanted)
-
-
-def compiled_losses() -> tuple[type, Any]:
-    """Returns the class of a compiled model's losses, and the module of the functions that reduce losses.
-
-    Losses call `apply_valid_mask(losses, weights, mask, reduction)` and `compute_weighted_loss(losses, weights,
-    reduction)` of that module. Seen in tf_keras 2.16 to 2.21.
-    """
-    return compile_utils.LossesContainer, losses_utils
-
-
-def reducing_metric() -> tuple[type, frozenset[str]]:
-    """Returns the class of metrics that add up numbers, and its reductions that divide by how many there were.
-
-    Its `update_state(values, sample_weight)` counts a scalar once where there is no weight, and as often as the weight
-    says where there is one. Seen in tf_keras 2.16 to 2.21.
-    """
-    averages = {metrics_utils.Reduction.WEIGHTED_MEAN, metrics_utils.Reduction.SUM_OVER_BATCH_SIZE}
-    return base_metric.Reduce, frozenset(averages)
 
 
 def checked_in_checkpoints(check: Callable[[Any], None], take: Callable[[Any, Any], bool]) -> type[Any]:
@@ -240,113 +130,6 @@ def checked_in_checkpoints(check: Callable[[Any], None], take: Callable[[Any, An
             return super()._restore_from_tensors(restored)  # type: ignore[misc]
 
     return Checked
-
-
-class _ReadLater:
-    """Stands for the value of a variable in lists that Keras makes of all values of a file."""
-
-    def __init__(self, variable: Any) -> None:
-        self._variable = variable
-        self.shape = tuple(variable.shape)
-        self.dtype = variable.dtype.base_dtype.as_numpy_dtype
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return np.asarray(self._variable.numpy(), *args, **kwargs)
-
-
-#: The zip file of every HDF5 file that Keras reads from within one just now, by HDF5's number for an open file.
-_archives: dict[int, str] = {}
-
-
-def archive_of(dataset: h5py.Dataset) -> str | None:
-    """Returns the `.keras` file that holds the HDF5 file of a dataset, while `values_read_late` has Keras read it."""
-    return _archives.get(_number_of_file(dataset))
-
-
-def _number_of_file(part: h5py.HLObject) -> int:
-    number: int = h5py.h5o.get_info(part.id).fileno
-    return number
-
-
-class _OnDisk(saving_lib.H5IOStore):
-    """Keras's store of weights in a `.keras` file, which it makes up in memory; this one lies next to the file.
-
-    One that is read is known to `archive_of` until it is closed.
-    """
-
-    def __init__(self, root_path: Any, archive: Any = None, mode: str = "r") -> None:
-        self._inner, self._number = None, None
-        if archive is None or mode != "w":
-            super().__init__(root_path, archive=archive, mode=mode)
-            if archive is not None and archive.filename is not None:
-                self._number = _number_of_file(self.h5_file)
-                _archives[self._number] = os.path.abspath(archive.filename)
-            return
-        self._inner, self._into = str(root_path), archive
-        # Kept open until close().
-        self._file = tempfile.NamedTemporaryFile(dir=os.path.dirname(archive.filename), suffix=".h5")  # noqa: SIM115
-        super().__init__(self._file.name, mode="w")
-
-    def close(self) -> None:
-        if self._number is not None:
-            _archives.pop(self._number, None)
-        super().close()
-        if self._inner is not None:
-            self._into.write(self._file.name, self._inner)
-            self._file.close()
-
-
-@contextlib.contextmanager
-def values_read_late() -> Iterator[None]:
-    """Makes Keras, within its context, give variables datasets of the HDF5 files it reads, not what they hold.
-
-    By itself it reads all weights of an HDF5 file before it assigns the first, and the file of a model through
-    TensorFlow's file system, where HDF5 does not know its path.
-    """
-    load_model = hdf5_format.load_model_from_hdf5
-
-    def read(group: Any) -> list[Any]:
-        return [group[name] for name in hdf5_format.load_attributes_from_hdf5_group(group, "weight_names")]
-
-    def give(pairs: Iterable[tuple[Any, Any]]) -> None:
-        for variable, value in pairs:
-            variable.assign(np.asarray(value) if type(variable) is ResourceVariable else value)
-
-    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
-        is_here = isinstance(file, tf.io.gfile.GFile) and os.path.isfile(file.name)
-        return load_model(file.name if is_here else file, *args, **kwargs)
-
-    with _replaced(
-        (backend, "batch_set_value", give),
-        (hdf5_format, "load_subset_weights_from_hdf5_group", read),
-        (hdf5_format, "load_model_from_hdf5", load),
-        (saving_lib, "H5IOStore", _OnDisk),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def values_one_by_one() -> Iterator[None]:
-    """Makes Keras, within its context, write and read weights one value at a time, and assign what it read as is.
-
-    By itself it reads all weights of an HDF5 file before it assigns the first, and makes a `.keras` file in memory.
-    """
-
-    def get(tensors: Iterable[Any]) -> list[Any]:
-        return [_ReadLater(tensor) for tensor in tensors]
-
-    with values_read_late(), _replaced((backend, "batch_get_value", get)):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replaces attributes of modules within its context: each a module, a name and what it is to be."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, ours in attributes:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, ours)
-        yield
 
 
 def object_state(trackable: Any) -> dict[str, tf.Tensor]:
@@ -395,31 +178,6 @@ def replace_global_norm(ours: Callable[..., Any]) -> Callable[..., Any]:
     return replaced
 
 
-def loss_scaling() -> Any:
-    """Returns the module of Keras's loss scaling, whose `_is_all_finite` decides whether to skip a step."""
-    return loss_scale_optimizer
-
-
-def update_loss_scale(optimizer: Any) -> Any:
-    """Changes the loss scale of a `LossScaleOptimizer` as if it were given no gradient at all.
-
-    Returns:
-        Whether the gradients of the step are to be applied: a bool, or a bool tensor.
-    """
-    return optimizer._loss_scale.update([])[1] if optimizer.dynamic else True
-
-
-def usual_gradient_aggregator() -> Any:
-    """Returns what an older optimizer does with all gradients unless it is given a `gradient_aggregator`."""
-    return optimizer_utils.all_reduce_sum_gradients
-
-
-def follow_schedule(optimizer: Any) -> None:
-    """Brings the learning rate that a new optimizer with a schedule shows to what its step counter says."""
-    if isinstance(optimizer, tf_keras.optimizers.Optimizer):
-        optimizer._compute_current_learning_rate()
-
-
 @contextlib.contextmanager
 def kept_trace() -> Iterator[None]:
     """Lets a `tf.function` keep the trace in which variables are made, outside it, within this context.
@@ -436,16 +194,6 @@ def kept_trace() -> Iterator[None]:
 
     with tf.variable_creator_scope(creator):
         yield
-
-
-def let_optimizers_take(variable: tf.Variable, other: tf.Variable) -> None:
-    """Lets Keras's optimizers take a variable for another one, whose slots and exceptions from decay are its own then.
-
-    They know variables by this number and by their names, which have the scope that is open where they are made. Seen
-    to work with TensorFlow and tf_keras 2.16 to 2.21.
-    """
-    variable._unique_id = other._unique_id
-    variable._handle_name = other.name
 
 
 #: Returns whether no gradient tape is active in this thread.
@@ -476,3 +224,29 @@ def is_function(graph: Any) -> bool:
 def wait_for(operation: tf.Operation, earlier: Iterable[tf.Operation]) -> None:
     """Lets an op of the graph that is being traced wait for others that were made before it."""
     operation._add_control_inputs(list(earlier))
+
+
+@contextlib.contextmanager
+def op_by_op() -> Iterator[None]:
+    """Keeps ops of the graph that is being traced out of XLA's clusters, as a context or a decorator.
+
+    Auto-clustering (`tf.config.optimizer.set_jit(True)`) puts ops together that may run together as far as the graph of
+    one process tells, and what was put together begins when all of it can. That a tensor comes only after another rank
+    has had one of this rank's, no edge of the graph says:
+
+        rank 0   norm of its own part ─▶ send ┐        ┌─▶ receive ─▶ scale the gradients
+                                              └ rank 1 ┘
+                 └─────────── put together, this waits for itself ──────────────────────┘
+
+    The tasks themselves are functions of their own, whose ops are put together as ever.
+
+    Example:
+        >>> with tf.Graph().as_default(), op_by_op():
+        ...     tf.constant(1.0).op.get_attr("_XlaCompile")
+        False
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    with tf.xla.experimental.jit_scope(compile_ops=False):
+        yield

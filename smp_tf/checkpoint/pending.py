@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
-from smp_tf.keras import optimizer_slots
+from smp_tf.keras import optimizer_reports
 
 
 class Pending(Protocol):
@@ -92,7 +92,7 @@ def optimizer_ready(optimizer: Any, built: bool = True) -> None:
         optimizer: any Keras optimizer.
         built: whether it was built for variables of this rank.
     """
-    if optimizer_slots.report(optimizer, built) and _pending is not None:
+    if optimizer_reports.report(optimizer, built) and _pending is not None:
         _pending.optimizer_ready()
 
 

@@ -20,10 +20,9 @@ from collections import deque
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from smp_tf import tf_internals
-from smp_tf.keras import optimizer_slots
+from smp_tf.keras import adapter, optimizer_reports
 from smp_tf.partition.spread import EVERYWHERE, Spread
 from smp_tf.sharding import layouts, shares
 from smp_tf.variables import store as variables
@@ -152,12 +151,12 @@ class _Walk:
             if isinstance(value, tf.Variable):
                 self._add_variable(path, value, optimizer, model)
                 continue
-            if isinstance(value, tf_keras.metrics.Metric):
+            if adapter.layers().is_metric(value):
                 model = None  # a metric is the script's, also in a model
-            if optimizer_slots.is_optimizer(value):
+            if adapter.slots().is_optimizer(value):
                 optimizer, model = path, None
                 self._optimizers.append((path, value))
-                tracked = optimizer_slots.children(value)
+                tracked = adapter.slots().children(value)
             else:
                 self._add_state(path, value, optimizer)
                 tracked = tf.train.TrackableView.children(value)
@@ -200,16 +199,16 @@ class _Walk:
         item_of = {id(item.target): item for item in reachable}
         seen: set[int] = set()
         for path, optimizer in self._optimizers:
-            inner = optimizer_slots.innermost(optimizer)
+            inner = adapter.slots().innermost(optimizer)
             if id(inner) in seen:
                 continue
             seen.add(id(inner))
-            self.found.optimizers[path] = optimizer_slots.has_slots(optimizer)
+            self.found.optimizers[path] = optimizer_reports.has_slots(optimizer)
             self.found.found_at[path] = optimizer
-            if not optimizer_slots.is_ready(optimizer):
+            if not optimizer_reports.is_ready(optimizer):
                 self.found.waiting.append(path)
             with_slots: set[int] = set()
-            for variable, name, slot in optimizer_slots.slots(optimizer, [item.target for item in reachable]):
+            for variable, name, slot in adapter.slots().slots(optimizer, [item.target for item in reachable]):
                 of = item_of[id(variable)]
                 with_slots.add(id(variable))
                 if not layouts.is_updated_here(variable, optimizer):
@@ -220,8 +219,8 @@ class _Walk:
             of_model = any(item_of[found].kind is Kind.MODEL for found in with_slots)
             if of_model and shares.shares_of(inner) != layouts.count():
                 self.found.other_shares.append(path)
-            count = optimizer_slots.count_of_variables(optimizer)
-            if count is not None and optimizer_slots.has_slot_lists(optimizer) and len(with_slots) < count:
+            count = adapter.slots().count_of_variables(optimizer)
+            if count is not None and adapter.slots().has_slot_lists(optimizer) and len(with_slots) < count:
                 self.found.orphans.append((path, count - len(with_slots)))
 
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.batch.output import StepOutput
@@ -27,6 +26,7 @@ from smp_tf.errors import StepError
 from smp_tf.gradients import joined_gradients
 from smp_tf.gradients.stage_reduction import StageReduction, over_stages
 from smp_tf.job import runtime
+from smp_tf.keras import adapter
 from smp_tf.replicas.gradient_marks import comes_from_a_step
 from smp_tf.replicas.sums import exchange_of, sum_over_replicas
 from smp_tf.sharding import layouts
@@ -198,7 +198,7 @@ def _norm(half_square: tf.Tensor, gradients: Sequence[Any]) -> tf.Tensor:
 
 
 def _result_type(gradients: Sequence[Any]) -> tf.DType:
-    types = {g.dtype for g in gradients if g is not None} or {tf.as_dtype(tf_keras.backend.floatx())}
+    types = {g.dtype for g in gradients if g is not None} or {tf.as_dtype(adapter.layers().floatx())}
     return tf.float64 if tf.float64 in types else tf.float32
 
 

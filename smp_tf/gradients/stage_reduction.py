@@ -19,12 +19,12 @@ import tensorflow as tf
 from smp_tf.job import runtime
 from smp_tf.job.program_numbers import agree_on_number
 from smp_tf.job_state import JobState
-from smp_tf.op_by_op import op_by_op
 from smp_tf.ops import send_recv
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.stage_sums import stage_sum
 from smp_tf.pipeline.task import Kind
+from smp_tf.tf_internals import op_by_op
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf import tf_internals
+from smp_tf.keras import adapter
 
 #: TensorFlow's generator since `seed_everything`. Where it is another one, the script has set a seed.
 _ours: Any = None
@@ -50,7 +51,7 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed)
     tf.random.set_seed(seed)
     _ours = tf_internals.global_seed_generator()
-    tf_internals.set_keras_seed_generator(_FollowingGenerator(seed))
+    adapter.layers().seed_initializers(_FollowingGenerator(seed))
 
 
 class _FollowingGenerator(random.Random):

@@ -1,1 +1,1 @@
-"""What is known of Keras's insides: layers, optimizers' slots and methods, patches."""
+"""What smp_tf asks of Keras, as protocols, and the answers of tf_keras; all that is known of its insides."""

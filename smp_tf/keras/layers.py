@@ -1,31 +1,99 @@
-"""Changes Keras's layers and metrics: tags calls, and holds values from the start. For tf_keras."""
+"""Layers and models of tf_keras: their variables, and their calls.
+
+Among a layer's weights stands what is no variable:
+
+layer.weights of StringLookup(output_mode="tf_idf")          every rank
+    idf weights, number of documents    variables            stores them: they belong to the script
+    handler of the vocabulary           no variable          has the vocabulary that it learned itself
+
+Keras's handlers give tensors (`get_tensors`) and take them (`set_weights`); `num_tensors` says how many.
+
+Private pieces are seen to work on tf_keras 2.21; tests/smp_tf/keras/test_layers.py fails when they change.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
+from tf_keras.src import backend
+from tf_keras.src.engine import base_layer_utils
 
 from smp_tf.keras import placed_layers
-from smp_tf.keras.layer_variables import Lookup, variables_of
-from smp_tf.keras.patch import Patch
+from smp_tf.keras.protocols import Place
 from smp_tf.partition.trace.trace import Recorder
+
+#: The class of all layers that look up words or numbers in a vocabulary.
+_Lookup: type[Any] = next(kind for kind in tf_keras.layers.StringLookup.__mro__ if "set_vocabulary" in vars(kind))
+
+
+def is_model(value: Any) -> bool:
+    """Returns whether something is a model."""
+    return isinstance(value, tf_keras.Model)
+
+
+def is_metric(value: Any) -> bool:
+    """Returns whether something is a metric."""
+    return isinstance(value, tf_keras.metrics.Metric)
+
+
+def is_symbolic(tensor: Any) -> bool:
+    """Returns whether a tensor stands for the input or output of a layer, and has no value."""
+    return bool(tf_keras.backend.is_keras_tensor(tensor))
+
+
+def floatx() -> str:
+    """Returns the name of the type that numbers have by default."""
+    name: str = tf_keras.backend.floatx()
+    return name
+
+
+def is_variable(weight: Any) -> bool:
+    """Returns whether one of a layer's weights is a variable."""
+    return isinstance(weight, tf.Variable)
+
+
+def variables_of(layer: Any) -> list[tf.Variable]:
+    """Returns the variables of a layer or model, in Keras's order."""
+    return [weight for weight in layer.variables if is_variable(weight)]
+
+
+def variables_of_script(model: Any) -> Iterator[tf.Variable]:
+    """Yields the variables that every rank stores: those of metrics, and those of lookups with a vocabulary."""
+    for metric in model.metrics:
+        yield from variables_of(metric)
+    for layer in model._flatten_layers():
+        if isinstance(layer, _Lookup):
+            yield from variables_of(layer)
+
+
+def values_in_list(weight: Any) -> int:
+    """Returns how many values one of a layer's weights has in the list that Keras's `get_weights` gives."""
+    return 1 if is_variable(weight) else int(weight.num_tensors)
+
+
+def is_in_call() -> bool:
+    """Returns whether a Keras layer or model is being called in this thread."""
+    return bool(base_layer_utils.call_context().in_call)
 
 
 @contextlib.contextmanager
-def tag_layer_calls(
+def tag_calls(
     recorder: Recorder,
-    is_model: Callable[[Any], bool],
+    is_distributed: Callable[[Any], bool],
     around: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Iterator[None]:
     """Announces to the recorder, within its context, the call of every layer that a distributed model calls.
 
     Args:
         recorder: what to announce calls to.
-        is_model: whether a layer is a distributed model; calls outside any such model are not announced.
+        is_distributed: whether a layer is a distributed model; calls outside any such model are not announced.
         around: given a layer that is called outside any such model, the context to call it in, which may announce the
             call of the model that the layer is part of.
     """
@@ -33,7 +101,7 @@ def tag_layer_calls(
 
     @functools.wraps(original)
     def tagged(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (recorder.in_call or is_model(layer)):
+        if not (recorder.in_call or is_distributed(layer)):
             with around(layer):
                 return tagged(layer, *args, **kwargs) if recorder.in_call else original(layer, *args, **kwargs)
         stage = placed_layers.stage_of(layer)
@@ -47,62 +115,35 @@ def tag_layer_calls(
         tf_keras.layers.Layer.__call__ = original
 
 
-class ConstructionPatch(Patch):
-    """Makes layers remember under which `smp.partition`, if any, they were constructed."""
-
-    def _replace(self) -> None:
-        self._wrap(tf_keras.layers.Layer, "__init__", _noted_construction)
+def seed_initializers(generator: random.Random) -> None:
+    """Lets Keras draw the seeds of initializers in this thread from a generator."""
+    backend._SEED_GENERATOR.generator = generator
 
 
-class StatePatch(Patch):
-    """Makes metrics, and layers that adapt to data, hold their values from the start.
+def constructors() -> list[Place]:
+    """Returns what every layer is constructed by."""
+    return [(tf_keras.layers.Layer, "__init__")]
 
-    A metric's variables belong to the script, on every rank, also where a distributed model makes the metric. A layer
-    that adapts runs functions of its own over its variables, while the model is constructed or before its first step.
 
-    Args:
-        made_at_once: gives a context in which models make variables with their value.
-        fill: gives a variable its initial value now, where it belongs to a model and has none.
+def makers_of_read_variables() -> list[Place]:
+    """Returns methods that make variables which belong to the script, or which they read at once."""
+    return [
+        (tf_keras.metrics.Metric, "add_weight"),
+        (tf_keras.layers.Normalization, "build"),
+        (_Lookup, "__init__"),
+    ]
+
+
+def adapting_methods() -> list[Place]:
+    """Returns methods by which layers adapt to data, with functions of their own over their variables."""
+    return [(tf_keras.layers.experimental.preprocessing.PreprocessingLayer, "adapt")]
+
+
+def readers_of_values() -> tuple[list[Place], list[Place]]:
+    """Returns the functions that give the value of a variable, and those that give values of several.
+
+    They stand in every module that has imported them: scripts, and Keras itself, come to them through these.
     """
-
-    def __init__(
-        self, made_at_once: Callable[[], contextlib.AbstractContextManager[None]], fill: Callable[[Any], None]
-    ) -> None:
-        super().__init__()
-        self._made_at_once = made_at_once
-        self._fill = fill
-
-    def _replace(self) -> None:
-        self._wrap(tf_keras.metrics.Metric, "add_weight", self._at_once)
-        self._wrap(tf_keras.layers.experimental.preprocessing.PreprocessingLayer, "adapt", self._adapted)
-        # They read what they have just made.
-        self._wrap(tf_keras.layers.Normalization, "build", self._at_once)
-        self._wrap(Lookup, "__init__", self._at_once)
-
-    def _at_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def made(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._made_at_once():
-                return original(owner, *args, **kwargs)
-
-        return made
-
-    def _adapted(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def adapt(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            for variable in variables_of(layer):
-                self._fill(variable)
-            with self._made_at_once():
-                return original(layer, *args, **kwargs)
-
-        return adapt
-
-
-#: In force from the first `smp.partition` until `smp.shutdown`.
-construction_patch = ConstructionPatch()
-
-
-def _noted_construction(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(layer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(layer, *args, **kwargs)
-        placed_layers.note_construction(layer)
-
-    return __init__
+    named = [module for name, module in list(sys.modules.items()) if name.startswith("tf_keras.")]
+    modules = [module for module in named if getattr(module, "batch_get_value", None) is backend.batch_get_value]
+    return [(module, "get_value") for module in modules], [(module, "batch_get_value") for module in modules]

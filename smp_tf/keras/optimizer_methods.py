@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.keras import adapter
+
 #: Makes our method of the one that stands there; both take the optimizer first.
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -47,7 +49,8 @@ def is_of_keras(method: Any) -> bool:
     if is_ours(function):
         return _ours[function]
     # Not by `__module__`: `functools.wraps` copies it, and a wrapper of the script's would pass for Keras's.
-    return str(getattr(function, "__globals__", {}).get("__name__", "")).startswith(("tf_keras.", "tensorflow."))
+    module = str(getattr(function, "__globals__", {}).get("__name__", ""))
+    return module.startswith("tensorflow.") or adapter.optimizers().is_own_module(module)
 
 
 def has_own_apply(optimizer: Any) -> bool:

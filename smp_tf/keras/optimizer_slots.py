@@ -1,4 +1,4 @@
-"""The state of Keras optimizers: which variable is the slot of which weight. For tf_keras, old and new optimizers.
+"""What optimizers of tf_keras keep, old and new ones: which variable is the slot of which weight.
 
 The new optimizers keep slots in lists, one entry per variable that they were built for, in an order that is the rank's
 own. A list that is as long as the optimizer's index of variables is one of slots:
@@ -12,35 +12,16 @@ The legacy optimizers name theirs (`get_slot_names`, `get_slot`).
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import tf_internals
-from smp_tf.keras.optimizer_methods import has_own_apply
-
 _NEW = tf_keras.optimizers.Optimizer
 _LEGACY = tf_keras.optimizers.legacy.Optimizer
-# All slots and other variables once more, in the order in which they were made; and the index.
+#: All slots and other variables once more, in the order in which they were made; and the index.
 _NOT_STATE = ("_variables", "_index_dict")
-
-#: Of the matrix whose slots are counted.
-_SIDE = 64
-#: Of the matrix that is updated whole and in two pieces: rows, rows of the first piece, columns, and how often it is.
-_ROWS, _BORDER, _COLUMNS, _UPDATES = 8, 3, 4, 9
-
-#: Optimizers that have reported on this rank, and whether they were built for variables here.
-_reported: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-#: Whether optimizers make of some rows of a weight what they make of them within all.
-_updates_rows: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-#: Copies of optimizers that are being tried out.
-_trials: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def is_optimizer(value: Any) -> bool:
@@ -55,139 +36,22 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def report(optimizer: Any, built: bool) -> bool:
-    """Notes that an optimizer has made its slots on this rank, or that it has none to make here.
-
-    Args:
-        optimizer: any Keras optimizer.
-        built: whether it was built for variables of this rank.
-
-    Returns:
-        Whether that is new.
-    """
-    inner = innermost(optimizer)
-    known = _reported.get(inner)
-    _reported[inner] = built or bool(known)
-    return known is None or (built and not known)
+def make_slots(optimizer: Any, variables: list[tf.Variable]) -> None:
+    """Makes the slots of an optimizer that has none yet."""
+    optimizer.build(variables) if isinstance(optimizer, _NEW) else optimizer._create_all_weights(variables)
 
 
-def slots_of(optimizer: Any) -> float | None:
-    """Returns how many slots an optimizer keeps for a variable, in sizes of the variable.
-
-    A copy of it is built for a small variable; the optimizer itself stays as it is.
-
-    Args:
-        optimizer: any Keras optimizer.
-
-    Returns:
-        The number, such as 2.0 for Adam, what it keeps besides slots included; None where it cannot be copied, or says
-        nothing of what it keeps.
-    """
-    given = innermost(optimizer)
-    try:
-        with tf.init_scope():
-            copy = type(given).from_config(given.get_config())
-            variable = tf.Variable(tf.zeros([_SIDE, _SIDE]))
-            copy.build([variable]) if isinstance(copy, _NEW) else copy._create_all_weights([variable])
-    except Exception:
-        # It is a user's class, of which anything may be expected.
-        return None
-    found = copy.variables() if callable(copy.variables) else copy.variables
-    _reported.pop(copy, None)
-    # What an optimizer of smp_tf keeps besides its slots it says itself.
-    beside = given.slots_beside() if hasattr(given, "slots_beside") else 0.0
-    return sum(slot.shape.num_elements() for slot in found if slot.shape.rank) / _SIDE**2 + beside
+def variables_of(optimizer: Any) -> list[tf.Variable]:
+    """Returns all variables that an optimizer keeps."""
+    return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
-def is_on_trial(optimizer: Any) -> bool:
-    """Returns whether an optimizer is a copy by which another one's ways are found out."""
-    return optimizer in _trials
-
-
-def updates_rows(optimizer: Any) -> bool:
-    """Returns whether an optimizer makes of some rows of a weight, given alone, what it makes of them within the whole.
-
-    It is tried out when this is first asked, on copies: one updates a small matrix, another one its upper and its lower
-    rows. Adafactor, which looks at columns, does not, nor one that clips each gradient by its norm. One that cannot be
-    copied, that changes nothing in some updates, or whose class has an `apply_gradients` of its own, which may send
-    something, is taken for one that does not.
-
-    Args:
-        optimizer: any Keras optimizer.
-    """
-    inner = innermost(optimizer)
-    if inner not in _updates_rows:
-        # Where the signs of gradients are all that counts, trying it out would not show that it clips.
-        if getattr(inner, "clipnorm", None) or has_own_apply(inner):
-            _updates_rows[inner] = False
-            return False
-        try:
-            with tf.init_scope(), tf_internals.kept_trace():
-                _updates_rows[inner] = _makes_the_same_of_rows(inner)
-        except Exception:
-            # It is a user's class, of which anything may be expected.
-            _updates_rows[inner] = False
-    return _updates_rows[inner]
-
-
-def has_whole_slots(optimizer: Any, variable: Any) -> bool:
-    """Returns whether an optimizer has a slot of a variable that is of its shape."""
-    return any(slot.shape == variable.shape for _, _, slot in slots(optimizer, [variable]))
-
-
-def _makes_the_same_of_rows(given: Any) -> bool:
-    generator = np.random.default_rng(0)
-    value = generator.normal(size=[_ROWS, _COLUMNS]).astype(np.float32)
-    whole, pieces = [tf.Variable(value)], [tf.Variable(value[:_BORDER]), tf.Variable(value[_BORDER:])]
-    config = given.get_config()
-    if "learning_rate" in config:
-        # It may be small, or grow from nothing.
-        config["learning_rate"] = 0.1
-    copies = []
-    for _ in range(2):
-        copies.append(type(given).from_config(dict(config)))
-        _trials.add(copies[-1])
-        if hasattr(copies[-1], "jit_compile"):
-            copies[-1].jit_compile = False
-    for _ in range(_UPDATES):
-        # Large, and larger in some rows, so that whatever clips does.
-        gradient = (generator.normal(size=value.shape) * 10.0 ** np.arange(_ROWS)[:, None]).astype(np.float32)
-        copies[0].apply_gradients([(tf.constant(gradient), whole[0])])
-        parts = gradient[:_BORDER], gradient[_BORDER:]
-        copies[1].apply_gradients([(tf.constant(part), piece) for part, piece in zip(parts, pieces, strict=True)])
-    if np.array_equal(whole[0].numpy(), value):
-        return False
-    together = np.concatenate([piece.numpy() for piece in pieces])
-    # Of several ops for a slice of memory, processors may round the last elements otherwise.
-    return bool(np.allclose(together, whole[0].numpy(), rtol=1e-5, atol=1e-6))
-
-
-def slot_bytes_here() -> int:
-    """Returns the bytes of slots and errors that optimizers of variables of this rank have here."""
-    found = 0
-    for optimizer in in_use():
-        variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        found += sum(v.shape.num_elements() * v.dtype.size for v in variables if v.shape.rank)
-        found += optimizer.error_feedback.nbytes if hasattr(optimizer, "error_feedback") else 0
-    return found
-
-
-def in_use() -> list[Any]:
-    """Returns the optimizers that were built for variables of this rank."""
-    return [optimizer for optimizer, built in _reported.items() if built]
-
-
-def is_ready(optimizer: Any) -> bool:
-    """Returns whether an optimizer has made its slots, or is known to need none on this rank."""
-    return innermost(optimizer) in _reported or has_slots(optimizer)
-
-
-def has_slots(optimizer: Any) -> bool:
-    """Returns whether an optimizer has been built for variables on this rank."""
+def has_slots(optimizer: Any) -> bool | None:
+    """Returns whether an optimizer has been built for variables on this rank; None where it does not say."""
     inner = innermost(optimizer)
     if isinstance(inner, _NEW):
         return bool(getattr(inner, "_index_dict", None))
-    return bool(inner.get_slot_names()) or _reported.get(inner, False)
+    return True if inner.get_slot_names() else None
 
 
 def children(optimizer: Any) -> dict[str, Any]:
@@ -233,8 +97,8 @@ def slots(optimizer: Any, variables: Iterable[tf.Variable]) -> Iterator[tuple[tf
                 continue
 
 
-def is_new(optimizer: Any) -> bool:
-    """Returns whether an optimizer is of the new kind, which keeps slots in lists."""
+def can_move_slots(optimizer: Any) -> bool:
+    """Returns whether an optimizer is of the new kind, whose slots can be added and dropped by variable."""
     return isinstance(innermost(optimizer), _NEW)
 
 
@@ -303,6 +167,16 @@ def count_of_variables(optimizer: Any) -> int | None:
 def has_slot_lists(optimizer: Any) -> bool:
     """Returns whether an optimizer of the new kind keeps any slots."""
     return bool(_slot_lists(innermost(optimizer)))
+
+
+def let_take(variable: tf.Variable, other: tf.Variable) -> None:
+    """Lets Keras's optimizers take a variable for another one, whose slots and exceptions from decay are its own then.
+
+    They know variables by this number and by their names, which have the scope that is open where they are made. Seen
+    to work with TensorFlow and tf_keras 2.16 to 2.21.
+    """
+    variable._unique_id = other._unique_id
+    variable._handle_name = other.name
 
 
 def _slot_lists(optimizer: Any) -> dict[str, Any]:

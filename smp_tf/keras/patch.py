@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 #: Stands for an attribute that was not there.
@@ -52,3 +53,13 @@ class Patch(abc.ABC):
         if name not in owner.__dict__:
             self._originals.append((owner, name, _NOTHING))
             setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Replaces attributes of modules within its context: each a module, a name and what it is to be."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, ours in attributes:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, ours)
+        yield

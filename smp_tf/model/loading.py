@@ -9,13 +9,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import tf_keras
-
-from smp_tf import tf_internals
 from smp_tf.announce import announce
 from smp_tf.files.noted_files import NotedFiles
 from smp_tf.job import runtime
-from smp_tf.keras.layer_variables import variables_of
+from smp_tf.keras import adapter
 from smp_tf.model import tf_checkpoint
 from smp_tf.variables import foreign_values, precedence
 from smp_tf.variables.models import SplitModel
@@ -70,9 +67,9 @@ def load_weights(
 def _load(
     target: Any, path: str, prefix: str | None, skip_mismatch: bool, by_name: bool
 ) -> tf_checkpoint.LoadStatus | None:
-    noting = precedence.noting(variables_of(target))
-    with foreign_values.left_out(), tf_internals.values_one_by_one(), noting:
+    noting = precedence.noting(adapter.layers().variables_of(target))
+    with foreign_values.left_out(), adapter.archives().values_one_by_one(), noting:
         if prefix is not None:
             return tf_checkpoint.read(target, prefix)
-        tf_keras.Model.load_weights(target, path, skip_mismatch=skip_mismatch, by_name=by_name)
+        adapter.archives().read_weights(target, path, skip_mismatch, by_name)
     return None

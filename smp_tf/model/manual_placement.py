@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from smp_tf.job.at_shutdown import on_shutdown
-from smp_tf.keras.layers import construction_patch
+from smp_tf.keras.layer_patches import construction_patch
 from smp_tf.keras.placed_layers import placed_on
 from smp_tf.variables.model_context import step_being_traced
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.keras.layer_variables import variables_of
+from smp_tf.keras import adapter
+from smp_tf.keras.bases import Model, not_an_override
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.model import loading, profiling, saving, sharded_weights, summary
 from smp_tf.optimizer.install import patch_keras
@@ -38,7 +38,7 @@ def wrap_with(wrap: Callable[..., Any]) -> None:
     _Wrapping.wrap = staticmethod(wrap)
 
 
-class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
+class _DeferredConstruction(type(Model)):  # type: ignore[misc]
     """Metaclass: variables made while a distributed model is constructed get no storage yet."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -50,14 +50,14 @@ class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
         store = VariableStore(cls.__name__)
         # Keras calls the layers of a functional model in a graph of its own while the model is constructed.
         # What the constructor loads from files is read by the rank that will store it.
-        with tf.variable_creator_scope(store.creator), tracing_step(), tf_internals.values_read_late():
+        with tf.variable_creator_scope(store.creator), tracing_step(), adapter.archives().values_read_late():
             model = super().__call__(*args, **kwargs)
         model._smp_store.extend(store)
         register(model)
         return model
 
 
-class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
+class DistributedModel(Model, metaclass=_DeferredConstruction):
     """A Keras model that is split over the partitions of a replica.
 
     Subclass it as you would subclass `tf_keras.Model`, with layers made in `__init__` and used in `call`; or wrap a
@@ -116,7 +116,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             )
             super().__call__(*like[0], **like[1])
 
-    @tf_internals.not_an_override
+    @not_an_override
     def build(self, input_shape: Any) -> None:
         """Makes the variables for inputs of a shape, without storage; as `tf_keras.Model.build`.
 
@@ -148,7 +148,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Raises:
             StepError: no step has run yet, so it is not decided who stores what.
         """
-        return [v for v in variables_of(self) if self._is_local(v)]
+        return [v for v in adapter.layers().variables_of(self) if self._is_local(v)]
 
     @property
     def local_trainable_variables(self) -> list[Any]:
@@ -159,7 +159,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         """
         return [v for v in self.trainable_variables if self._is_local(v)]
 
-    @tf_internals.not_an_override
+    @not_an_override
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Chooses optimizer, losses and metrics; see `tf_keras.Model.compile`."""
         refuse_strategy(f"Model {self.name!r} was compiled")
@@ -217,7 +217,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         """
         return run_loop(self, super().predict, args, kwargs)
 
-    @tf_internals.not_an_override
+    @not_an_override
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the results of the metrics by name; between batches, over all replicas: every rank calls it."""
         if not tf.executing_eagerly():
@@ -477,9 +477,9 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
 
 def _refuse_options(method: str, options: Any) -> None:
-    if options is not None and not tf_internals.is_default_options(options):
+    if options is not None and not adapter.archives().is_default_options(options):
         raise StepError(f"{method} of a distributed model takes no options of TensorFlow's. Received: {options!r}")
 
 
 def _is_symbolic(args: Any, kwargs: Any) -> bool:
-    return any(tf_keras.backend.is_keras_tensor(t) for t in tf.nest.flatten((args, kwargs)) if tf.is_tensor(t))
+    return any(adapter.layers().is_symbolic(t) for t in tf.nest.flatten((args, kwargs)) if tf.is_tensor(t))

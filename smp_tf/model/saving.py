@@ -18,12 +18,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import tf_keras
-
-from smp_tf import tf_internals
 from smp_tf.errors import StepError
 from smp_tf.files import durable_files
-from smp_tf.keras.layer_variables import variables_of
+from smp_tf.keras import adapter
 from smp_tf.model import saved_model_folder, tf_checkpoint
 from smp_tf.variables.fetch import write_with_all_weights
 from smp_tf.variables.model_context import save_structure
@@ -101,7 +98,7 @@ def save(
             f"Received: path={path!r} with save_format={save_format!r}."
         )
     for name, value in options.items():
-        is_default = value is None or (name == "options" and tf_internals.is_default_options(value))
+        is_default = value is None or (name == "options" and adapter.archives().is_default_options(value))
         if not is_default and (name, value) not in (("include_optimizer", False), ("save_traces", True)):
             raise StepError(
                 f"model.save of a distributed model does not take {name}={value!r}. It writes the model without its "
@@ -131,8 +128,8 @@ def save_weights(
     as_hdf5 = _is_hdf5(path, save_format)
 
     def write_hdf5(building: str) -> None:
-        with tf_internals.values_one_by_one():
-            tf_keras.Model.save_weights(model._smp_keras_model, building, save_format="h5")
+        with adapter.archives().values_one_by_one():
+            adapter.archives().write_weights(model._smp_keras_model, building)
 
     def write_checkpoint(building: str) -> None:
         tf_checkpoint.write(model, building, os.path.abspath(path))
@@ -181,15 +178,13 @@ def _write(
 
 
 def _model_file(model: SplitModel, path: str) -> None:
-    with tf_internals.values_one_by_one():
-        if path.endswith(".keras"):
-            tf_keras.models.save_model(model._smp_keras_model, path, save_format="keras")
-        else:
-            tf_keras.models.save_model(model._smp_keras_model, path, save_format="h5", include_optimizer=False)
+    with adapter.archives().values_one_by_one():
+        form = "keras" if path.endswith(".keras") else "h5"
+        adapter.archives().write_model(model._smp_keras_model, path, form)
 
 
 def _saved_model(model: SplitModel, path: str) -> None:
     with save_structure():
-        tf_keras.models.save_model(model._smp_keras_model, path, save_format="tf", include_optimizer=False)
+        adapter.archives().write_model(model._smp_keras_model, path, "tf")
     prefix = os.path.join(path, "variables", "variables")
-    tf_checkpoint.replace_values(prefix, model._smp_keras_model, variables_of(model))
+    tf_checkpoint.replace_values(prefix, model._smp_keras_model, adapter.layers().variables_of(model))

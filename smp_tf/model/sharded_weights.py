@@ -12,7 +12,7 @@ import tensorflow as tf
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
-from smp_tf.keras.layer_variables import is_variable, values_in_list
+from smp_tf.keras import adapter
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables import assigned_values, fetch, foreign_values, precedence
 from smp_tf.variables.models import SplitModel
@@ -104,7 +104,7 @@ def get_weights(model: SplitModel) -> ShardedWeights:
 
 
 def _shards(model: SplitModel, weight: Any) -> list[Shard]:
-    if is_variable(weight):
+    if adapter.layers().is_variable(weight):
         return [_shard(model, weight)]
     name = type(weight).__name__
     return [Shard(name, None, one.shape, one.dtype, np.array(one.numpy())) for one in weight.get_tensors()]
@@ -132,18 +132,18 @@ def set_weights(model: SplitModel, weights: Sequence[Any]) -> None:
             f"Model {model.name!r} makes its weights when it is first called, so it has none to set yet. Call "
             f"model.build(input_shape) before, or set them after the first step."
         )
-    count = sum(map(values_in_list, model.weights))
+    count = sum(map(adapter.layers().values_in_list, model.weights))
     if count != len(weights):
         raise ValueError(f"Model {model.name!r} has {count} weights. Received: a list of {len(weights)} weights.")
     shards = weights.shards if isinstance(weights, ShardedWeights) else None
     targets, handlers, number = {}, [], 0
     for weight in model.weights:
-        if is_variable(weight):
+        if adapter.layers().is_variable(weight):
             targets[number] = weight
             _require_shape(number, weight, shards[number].shape if shards else np.shape(weights[number]))
         else:
-            handlers.append((weight, weights[number : number + values_in_list(weight)]))
-        number += values_in_list(weight)
+            handlers.append((weight, weights[number : number + adapter.layers().values_in_list(weight)]))
+        number += adapter.layers().values_in_list(weight)
     for handler, values in handlers:
         handler.set_weights(values)
     if shards is not None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tf_keras
-
 from smp_tf.job import runtime
-from smp_tf.keras.layer_variables import variables_of
+from smp_tf.keras import adapter
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables.fetch import WRITER
 from smp_tf.variables.models import SplitModel
@@ -26,9 +24,8 @@ def print_summary(model: SplitModel, print_fn: Callable[[str], Any] | None, opti
         print_fn: called with every line; by default they go to standard output.
         options: further arguments of `tf_keras.Model.summary`.
     """
-    lines: list[str] = []
     shown = model._smp_keras_model
-    tf_keras.Model.summary(shown, print_fn=lambda line: lines.append(str(line)), **options)
+    lines = adapter.archives().summary(shown, options)
     say = print_fn or print
     if print_fn is None and runtime.current().topology.rank != WRITER:
         return
@@ -81,7 +78,7 @@ def _ranks(model: SplitModel, layer: Any) -> str:
     """Returns the ranks that store a layer's weights, over all replicas; "?" before that is decided."""
     mesh = runtime.current().topology.mesh
     stages = set()
-    for variable in variables_of(layer):
+    for variable in adapter.layers().variables_of(layer):
         if model._smp_store.leaves_to_script(variable):
             continue
         state = model._smp_store.state(variable)

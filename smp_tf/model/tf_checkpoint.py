@@ -23,7 +23,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from smp_tf.errors import StepError
 from smp_tf.files import durable_files
 from smp_tf.files.noted_files import NotedFiles
-from smp_tf.keras.layer_variables import variables_of
+from smp_tf.keras import adapter
 from smp_tf.variables import store as variables
 from smp_tf.variables.model_context import save_structure
 from smp_tf.variables.models import SplitModel
@@ -98,7 +98,8 @@ def read(root: Any, prefix: str) -> LoadStatus:
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()
     keys = {id(variable.handle): key for variable, key in _matched(root, reader.get_tensor(_GRAPH_KEY))}
-    found = [(variable, keys[id(variable.handle)]) for variable in variables_of(root) if id(variable.handle) in keys]
+    own = adapter.layers().variables_of(root)
+    found = [(variable, keys[id(variable.handle)]) for variable in own if id(variable.handle) in keys]
     for variable, key in found:
         if not variable.shape.is_compatible_with(shapes[key]):
             raise ValueError(
@@ -108,7 +109,7 @@ def read(root: Any, prefix: str) -> LoadStatus:
     for variable, key in found:
         if not variables.is_remote(variable):
             _give(variable, reader, key, noted)
-    names = {id(variable.handle): variable.name for variable in variables_of(root)}
+    names = {id(variable.handle): variable.name for variable in own}
     missing = [name for handle, name in names.items() if handle not in keys]
     if not found:
         raise ValueError(f"{prefix!r} has no value for any variable of the model. Its weights were another model's.")
@@ -132,7 +133,7 @@ def write(model: SplitModel, prefix: str, place: str) -> None:
     root = model._smp_keras_model
     with save_structure():
         tf.train.Checkpoint(root=root).write(prefix)
-    replace_values(prefix, root, variables_of(model), place)
+    replace_values(prefix, root, adapter.layers().variables_of(model), place)
 
 
 def replace_values(prefix: str, root: Any, weights: Sequence[Any], place: str = "") -> None:

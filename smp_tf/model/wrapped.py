@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import tf_keras
-
-from smp_tf import tf_internals
+from smp_tf.keras import adapter
+from smp_tf.keras.bases import not_an_override
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.model.model import DistributedModel, wrap_with
 
@@ -20,11 +19,11 @@ class WrappedModel(DistributedModel):
         model: the Keras model, or a function that builds it.
     """
 
-    def __init__(self, model: tf_keras.Model | Callable[[], tf_keras.Model]) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        if not isinstance(model, tf_keras.Model):
+        if not adapter.layers().is_model(model):
             model = model()
-            if not isinstance(model, tf_keras.Model):
+            if not adapter.layers().is_model(model):
                 raise TypeError(
                     f"smp.DistributedModel takes a Keras model or a function that returns one. The function returned "
                     f"{model!r} (of type {type(model).__name__})."
@@ -36,8 +35,8 @@ class WrappedModel(DistributedModel):
         # Keras gives these to every model that takes `**kwargs`, as `call` below does.
         self._not_taken = set() if takes_all else {"training", "mask"} - {parameter.name for parameter in parameters}
         self._first = next((p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD), None)
-        if tf_internals.is_compiled(model):
-            self._take_over({name: getattr(model, name) for name in tf_internals.SET_BY_COMPILE})
+        if adapter.losses().is_compiled(model):
+            self._take_over({name: getattr(model, name) for name in adapter.losses().set_by_compile()})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model, as the wrapped one is called: its first argument may be given by name."""
@@ -84,22 +83,22 @@ class WrappedModel(DistributedModel):
         found: list[Any] = self.wrapped.metrics
         return found
 
-    @tf_internals.not_an_override
+    @not_an_override
     def train_step(self, data: Any) -> Any:
         """Returns one step of training, as the wrapped model defines it."""
         return self.wrapped.train_step(data)
 
-    @tf_internals.not_an_override
+    @not_an_override
     def test_step(self, data: Any) -> Any:
         """Returns one step of evaluation, as the wrapped model defines it."""
         return self.wrapped.test_step(data)
 
-    @tf_internals.not_an_override
+    @not_an_override
     def predict_step(self, data: Any) -> Any:
         """Returns one step of prediction, as the wrapped model defines it."""
         return self.wrapped.predict_step(data)
 
-    @tf_internals.not_an_override
+    @not_an_override
     def reset_metrics(self) -> None:
         """Begins anew with the metrics of the wrapped model."""
         self.wrapped.reset_metrics()
@@ -117,7 +116,7 @@ class WrappedModel(DistributedModel):
 
 def wrap(*args: Any, **kwargs: Any) -> WrappedModel:
     """Returns what `smp.DistributedModel(model)` gives."""
-    if len(args) != 1 or kwargs or not (isinstance(args[0], tf_keras.Model) or callable(args[0])):
+    if len(args) != 1 or kwargs or not (adapter.layers().is_model(args[0]) or callable(args[0])):
         raise TypeError(
             "smp.DistributedModel is either subclassed or given one Keras model, or one function that returns a Keras "
             f"model. Received: {args!r} {kwargs!r}"

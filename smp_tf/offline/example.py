@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
 from smp_tf.config.values import kind_of
 from smp_tf.errors import OfflinePlanError
+from smp_tf.keras import adapter
 from smp_tf.offline.user_errors import in_a_line, text_of, words_of
 
 
@@ -26,7 +26,7 @@ class Example:
         loss: the loss of the model's outputs; None for one in which every output counts.
     """
 
-    model: tf_keras.Model
+    model: Any
     inputs: Any
     loss: Callable[[Any], Any] | None = None
 
@@ -41,7 +41,7 @@ def example_of(given: Any) -> Example:
         OfflinePlanError: it is none of these.
     """
     model, *rest = given if isinstance(given, tuple) and given else (given,)
-    if not isinstance(model, tf_keras.Model) or len(rest) > 2:
+    if not adapter.layers().is_model(model) or len(rest) > 2:
         raise OfflinePlanError(
             f"The function must return a Keras model, or (model, inputs), or (model, inputs, loss). It returned "
             f"{_returned(given)}."
@@ -77,7 +77,7 @@ def _returned(given: Any) -> str:
     return kind_of(given)
 
 
-def _require_initialized(model: tf_keras.Model) -> None:
+def _require_initialized(model: Any) -> None:
     try:
         model.name  # noqa: B018
     except Exception as error:

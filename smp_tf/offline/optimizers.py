@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import tf_keras
-
 from smp_tf.config.files import nearest
 from smp_tf.config.values import kind_of
 from smp_tf.errors import OfflinePlanError
-from smp_tf.keras.optimizer_slots import is_optimizer, slots_of
+from smp_tf.keras import adapter
+from smp_tf.keras.optimizer_trials import slots_of
+from smp_tf.keras.protocols import UnknownNameError
 from smp_tf.offline.user_errors import words_of
 from smp_tf.optimizer.one_bit_adam import OneBitAdam
 from smp_tf.optimizer.one_bit_lamb import OneBitLAMB
@@ -40,20 +40,15 @@ def optimizer_by_name(name: str) -> Any:
         OfflinePlanError: there is no such optimizer, or it cannot be made from its name alone.
     """
     kinds: dict[str, Any] = {own.__name__.lower(): own for own in (OneBitAdam, OneBitLAMB)}
-    for own_name, kind in vars(tf_keras.optimizers).items():
-        # Keras makes some of them from their names, but not all.
-        if isinstance(kind, type) and issubclass(kind, tf_keras.optimizers.Optimizer):
-            kinds[own_name.lower()] = kind
-    del kinds["optimizer"]
-    is_known = name.lower() in kinds
+    # Keras makes some of them from their names, but not all.
+    kinds |= adapter.optimizers().kinds()
     try:
-        made = kinds[name.lower()]() if is_known else tf_keras.optimizers.get(name)
+        made = kinds[name.lower()]() if name.lower() in kinds else adapter.optimizers().made(name)
+    except UnknownNameError:
+        missing = f"tf.keras.optimizers has no optimizer of the name {name!r}.{nearest(name, kinds)}"
+        raise OfflinePlanError(missing) from None
     except Exception as error:
-        # Keras raises ValueError for an unknown name. A class that a script has registered may raise it, too.
-        if isinstance(error, ValueError) and not is_known and tf_keras.saving.get_registered_object(name) is None:
-            missing = f"tf.keras.optimizers has no optimizer of the name {name!r}.{nearest(name, kinds)}"
-            raise OfflinePlanError(missing) from None
         raise OfflinePlanError(f"Optimizer {name!r} cannot be made of its name alone: {words_of(error)}.") from error
-    if not is_optimizer(made):
+    if not adapter.slots().is_optimizer(made):
         raise OfflinePlanError(f"{name!r} must be an optimizer. It is {kind_of(made)}.")
     return made

@@ -1,4 +1,4 @@
-"""What Keras's `apply_gradients` does where other ranks apply gradients of other variables. For tf_keras."""
+"""What Keras's `apply_gradients` does where other ranks apply gradients of other variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.checkpoint import pending
@@ -18,14 +17,13 @@ from smp_tf.errors import StepError
 from smp_tf.gradients import joined_gradients, norms
 from smp_tf.gradients.require_averages import require_averages
 from smp_tf.job import runtime
-from smp_tf.keras import nadam
+from smp_tf.keras import adapter
 from smp_tf.keras.optimizer_methods import OWN_APPLY, has_own_apply, is_of_keras
-from smp_tf.keras.optimizer_slots import is_on_trial
+from smp_tf.keras.optimizer_trials import is_on_trial
 from smp_tf.optimizer import recorded_apply
 from smp_tf.optimizer.agreement import require_equal_optimizers
 from smp_tf.optimizer.few_updates import few_at_once
 from smp_tf.optimizer.marks import applying, is_split
-from smp_tf.optimizer.one_bit import OneBitOptimizer
 from smp_tf.partition.spread import EVERYWHERE, is_first_at
 from smp_tf.replicas.gradient_marks import computed
 from smp_tf.replicas.unaveraged import require_fit
@@ -132,7 +130,7 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         pairs = list(grads_and_vars)
         if is_on_trial(optimizer):
             return original(optimizer, pairs, *args, **kwargs)
-        nadam.begin_step(optimizer)
+        adapter.optimizers().begin_step(optimizer)
         recorder = recorded_apply.recorder()
         if recorder is not None:
             return recorder.record(optimizer, pairs, lambda given: apply_gradients(optimizer, given, *args, **kwargs))
@@ -146,7 +144,7 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if are_of_models(variable for _, variable in pairs):
             moved_slots.note_use(optimizer)
         if not spread.inside:
-            require_fit(optimizer, stored, isinstance(optimizer, OneBitOptimizer))
+            require_fit(optimizer, stored, _averages_itself(optimizer))
             require_averages(stored)
             if are_of_models(variable for _, variable in pairs):
                 require_equal_optimizers(optimizer)
@@ -159,10 +157,10 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_kept(
         optimizer: Any, kept: list[Any], is_spread: bool, nothing: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
+        if adapter.optimizers().scales_losses(optimizer):
             with _applying_over_ranks() if is_spread else contextlib.nullcontext():
                 return _skip_scaled(optimizer) if nothing else original(optimizer, kept, *args, **kwargs)
-        clips = is_spread and _clips_by_all(optimizer)
+        clips = is_spread and adapter.optimizers().clips_by_all(optimizer)
         if nothing and is_spread and is_users:
             with norms.counting([True]):
                 return original(optimizer, [(tf.zeros([0]), _stand_in())], *args, **kwargs)
@@ -173,7 +171,7 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if not clips and not (is_spread and is_users):
             return original(optimizer, kept, *args, **kwargs)
         # Ours puts together over the stages what it joins.
-        is_looked_at = is_users and not isinstance(optimizer, OneBitOptimizer)
+        is_looked_at = is_users and not _averages_itself(optimizer)
         watched = joined_gradients.watching(optimizer, kept) if is_looked_at else contextlib.nullcontext()
         counted = [_is_counted(variable, optimizer) for gradient, variable in kept if gradient is not None]
         with norms.counting(counted), watched:
@@ -216,7 +214,7 @@ def unjoined(original: Callable[..., Any]) -> Callable[..., Any]:
         running = runtime.current_or_none()
         is_ours = running is not None and is_split(running) and are_of_models(variable for _, variable in pairs)
         # The older ones take a function that makes something else of gradients.
-        usual = tf_internals.usual_gradient_aggregator()
+        usual = adapter.optimizers().usual_aggregator()
         is_usual = is_of_keras(original) and getattr(optimizer, "gradient_aggregator", usual) is usual
         if is_ours and is_usual and not tf.distribute.has_strategy():
             return pairs
@@ -266,12 +264,9 @@ def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractConte
     return context
 
 
-def _clips_by_all(optimizer: Any) -> bool:
-    """Returns whether an optimizer scales gradients by the norm of all of them."""
-    limit = getattr(optimizer, "global_clipnorm", None)
-    if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
-        return limit is not None
-    return limit is not None and limit > 0 and not optimizer.clipnorm
+def _averages_itself(optimizer: Any) -> bool:
+    """Returns whether an optimizer averages over the replicas what steps leave to it, as those of one bit do."""
+    return bool(getattr(optimizer, "averages_itself", False))
 
 
 def _is_counted(variable: Any, optimizer: Any) -> bool:
@@ -294,13 +289,13 @@ def _only_count(optimizer: Any) -> Any:
     with tf.init_scope():
         iterations = optimizer.iterations  # legacy optimizers make it now
         pending.optimizer_ready(optimizer, built=False)
-    tf_internals.follow_schedule(optimizer)
+    adapter.optimizers().follow_schedule(optimizer)
     return iterations.assign_add(1)
 
 
 def _skip_scaled(optimizer: Any) -> Any:
     """Returns the same for one that scales losses: with the others it decides whether gradients are applied."""
-    wanted = tf_internals.update_loss_scale(optimizer)
+    wanted = adapter.optimizers().update_loss_scale(optimizer)
     inner = optimizer.inner_optimizer
     if spread.wrapped and has_own_apply(inner):
 
@@ -313,13 +308,9 @@ def _skip_scaled(optimizer: Any) -> Any:
             return tf.constant(True)
 
         return tf.__internal__.smart_cond.smart_cond(wanted, apply_nothing, count)
-    if _clips_by_all(inner) and spread.wrapped:
+    if adapter.optimizers().clips_by_all(inner) and spread.wrapped:
         # Those that apply gradients then reduce their norm, which every rank takes part in.
         tf.__internal__.smart_cond.smart_cond(
-            wanted, lambda: norms.norm_of_own([]), lambda: tf.constant(0.0, _floatx())
+            wanted, lambda: norms.norm_of_own([]), lambda: tf.constant(0.0, adapter.layers().floatx())
         )
     return _only_count(inner)
-
-
-def _floatx() -> Any:
-    return tf_keras.backend.floatx()

@@ -7,7 +7,7 @@ from typing import Any
 from smp_tf.gradients.norms import NormPatch
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
-from smp_tf.keras.layers import StatePatch
+from smp_tf.keras.layer_patches import StatePatch
 from smp_tf.optimizer.patch import optimizer_patch
 from smp_tf.variables import guarded, store
 from smp_tf.variables.model_context import step_being_traced

@@ -21,13 +21,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from smp_tf.collectives.interface import order
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.agreement import require_agreement
 from smp_tf.job.exchange import allgather_json
+from smp_tf.keras.bases import Optimizer
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.spread import Partial
 from smp_tf.replicas import sums, unaveraged
@@ -38,7 +38,7 @@ from smp_tf.sharding.layouts import layout_of
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
-class OneBitOptimizer(tf_keras.optimizers.Optimizer):
+class OneBitOptimizer(Optimizer):
     """An optimizer with momentum and variance, that averages over the replicas by itself where steps leave it to it.
 
     Args:
@@ -54,6 +54,9 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
     Raises:
         ValueError: an argument is out of its range, or unknown.
     """
+
+    #: Said to those who must not know this class.
+    averages_itself = True
 
     def __init__(
         self,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
+from smp_tf.keras.bases import registered
 from smp_tf.optimizer.one_bit import OneBitOptimizer
 
 
-@tf_keras.utils.register_keras_serializable(package="smp_tf")
+@registered
 class OneBitAdam(OneBitOptimizer):
     """Adam for replicas on slow links: after a warm-up its variance is frozen, and momenta are sent in one bit each.
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
+from smp_tf.keras.bases import registered
 from smp_tf.optimizer.one_bit import OneBitOptimizer
 
 
-@tf_keras.utils.register_keras_serializable(package="smp_tf")
+@registered
 class OneBitLAMB(OneBitOptimizer):
     """LAMB for replicas on slow links: what `smp.OneBitAdam` is to Adam, for large batches.
 

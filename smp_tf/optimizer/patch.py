@@ -1,4 +1,4 @@
-"""Keeps Keras's optimizers to the variables that this rank stores and updates. For tf_keras."""
+"""Keeps Keras's optimizers to the variables that this rank stores and updates."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.checkpoint import pending
 from smp_tf.errors import StepError
 from smp_tf.gradients import norms
 from smp_tf.job import runtime
-from smp_tf.keras import nadam
+from smp_tf.keras import adapter
 from smp_tf.keras.optimizer_methods import OWN_APPLY, REPLACED_APPLY, Wrapper, met, note
-from smp_tf.keras.optimizer_slots import is_on_trial
+from smp_tf.keras.optimizer_trials import is_on_trial
 from smp_tf.keras.patch import Patch
 from smp_tf.optimizer.apply import (
     are_of_models,
@@ -48,34 +47,19 @@ class OptimizerPatch(Patch):
 
     def _replace(self) -> None:
         for name, wrapper in _WRAPPERS.items():
-            for optimizer in optimizers_defining(name):
-                if optimizer.__module__.startswith("tf_keras."):
+            for optimizer in adapter.optimizers().classes_defining(name):
+                if adapter.optimizers().is_own_module(optimizer.__module__):
                     self._wrap(optimizer, name, wrapper)
                     note(optimizer.__dict__[name], self._originals[-1][2])
-        for optimizer in optimizers_defining("__getattribute__"):
+        for optimizer in adapter.optimizers().classes_defining("__getattribute__"):
             self._wrap(optimizer, "__getattribute__", _meeting)
         # The legacy ones define it themselves.
-        base = tf_keras.optimizers.Optimizer
-        self._add(base, "__getattribute__", _meeting(object.__getattribute__))
-        self._wrap(tf_internals.loss_scaling(), "_is_all_finite", _all_finite_over_stages)
+        self._add(adapter.optimizers().base(), "__getattribute__", _meeting(object.__getattribute__))
+        self._wrap(*adapter.optimizers().finiteness_check(), _all_finite_over_stages)
 
 
 #: In force from the first distributed model until `smp.shutdown`.
 optimizer_patch = OptimizerPatch()
-
-
-def optimizers_defining(method: str) -> list[type]:
-    """Returns every optimizer class, new and legacy, with a definition of its own of a method."""
-    found: list[type] = []
-    bases = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
-    stack: list[type] = [c for base in bases for c in base.__mro__ if c.__module__.startswith("tf_keras.")]
-    while stack:
-        optimizer = stack.pop()
-        if method in optimizer.__dict__ and optimizer not in found:
-            found.append(optimizer)
-        if issubclass(optimizer, bases):
-            stack.extend(optimizer.__subclasses__())
-    return found
 
 
 def _meeting(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
@@ -114,7 +98,7 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
                 if not spread.inside:
                     row_blocks.empty(kept)
         if outermost:
-            nadam.begin_step(optimizer)
+            adapter.optimizers().begin_step(optimizer)
             pending.optimizer_ready(optimizer, built=bool(kept) or not wanted)
         return result
 

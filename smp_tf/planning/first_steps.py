@@ -28,7 +28,7 @@ from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_leaving
 from smp_tf.job.channel import tag_of
 from smp_tf.job.topology import Topology
-from smp_tf.keras.optimizer_slots import slot_bytes_here
+from smp_tf.keras.optimizer_reports import slot_bytes_here
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan, as_bytes
 from smp_tf.partition.plan.stage_forecast import StageForecast, Use

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from smp_tf.batch.output_positions import composites_of
 from smp_tf.collectives.horovod import averaging_bytes
 from smp_tf.job import runtime
-from smp_tf.keras.optimizer_slots import slots_of
+from smp_tf.keras.optimizer_trials import slots_of
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan

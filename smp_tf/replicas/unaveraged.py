@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import tf_keras
-
 from smp_tf import tf_internals
 from smp_tf.config.keys import ONE_BIT
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
+from smp_tf.keras import adapter
 from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged
 from smp_tf.variables import store as variables
 
@@ -73,7 +72,7 @@ def require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool
     if averages or not unaveraged:
         return
     name = type(optimizer).__name__
-    if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
+    if adapter.optimizers().scales_losses(optimizer):
         raise StepError(
             f'With "gradient_compression": "1bit" each replica has gradients of its own, and {name} would decide on '
             f"each by these alone whether to apply them. Apply them without a loss scale: mixed_bfloat16 needs none. "

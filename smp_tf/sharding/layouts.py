@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from smp_tf.job import runtime
-from smp_tf.keras import optimizer_slots
+from smp_tf.keras import optimizer_reports, optimizer_trials
 from smp_tf.partition.layout import Layout
 from smp_tf.partition.spread import EVERYWHERE, Partial, Place, Spread
 from smp_tf.replicas import unaveraged
@@ -86,6 +86,6 @@ def is_updated_here(variable: Any, optimizer: Any) -> bool:
 
 def _updates_rows(optimizer: Any, variable: Any) -> bool:
     """Returns whether an optimizer updates rows of a variable that may be cut: it can, and has no slots of all."""
-    if not optimizer_slots.updates_rows(optimizer):
+    if not optimizer_trials.updates_rows(optimizer):
         return False
-    return not optimizer_slots.has_whole_slots(optimizer, variables.whole_of(variable))
+    return not optimizer_reports.has_whole_slots(optimizer, variables.whole_of(variable))

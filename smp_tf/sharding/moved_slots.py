@@ -21,7 +21,7 @@ from typing import Any
 
 from smp_tf.errors import StepError
 from smp_tf.job.channel import tag_of
-from smp_tf.keras import optimizer_slots
+from smp_tf.keras import adapter
 from smp_tf.sharding import layouts
 from smp_tf.variables import fetch
 
@@ -33,7 +33,7 @@ _WHICH, _SLOT = tag_of("slots of a kept weight"), tag_of("slot of a kept weight"
 
 def note_use(optimizer: Any) -> None:
     """Notes that an optimizer is given weights of a distributed model; all ranks do it in the same order."""
-    inner = optimizer_slots.innermost(optimizer)
+    inner = adapter.slots().innermost(optimizer)
     if inner not in _number_of:
         _number_of[inner] = next(_numbers)
 
@@ -47,7 +47,7 @@ def send(variable: Any, owner: int) -> None:
     """
     found: dict[int, dict[str, Any]] = {}
     for optimizer, number in list(_number_of.items()):
-        for _, name, slot in optimizer_slots.slots(optimizer, [variable]):
+        for _, name, slot in adapter.slots().slots(optimizer, [variable]):
             _require_lists(optimizer, variable)
             found.setdefault(number, {})[name] = slot
     said = [(number, sorted(found[number])) for number in sorted(found)]
@@ -57,7 +57,7 @@ def send(variable: Any, owner: int) -> None:
             fetch.transport().send_bytes(owner, _SLOT, fetch.as_bytes(found[number][name]))
     for optimizer, number in list(_number_of.items()):
         if number in found:
-            optimizer_slots.drop_slots(optimizer, variable)
+            adapter.slots().drop_slots(optimizer, variable)
 
 
 def receive(variable: Any, keeper: int) -> None:
@@ -84,8 +84,8 @@ def receive(variable: Any, keeper: int) -> None:
         slots, place = layouts.slots_of(variable, optimizer), layouts.here()
         rows = slots.rows_at(place)
         here = {}
-        if slots.is_at(place) and optimizer_slots.add_slots(optimizer, variable):
-            here = {name: slot for _, name, slot in optimizer_slots.slots(optimizer, [variable])}
+        if slots.is_at(place) and adapter.slots().add_slots(optimizer, variable):
+            here = {name: slot for _, name, slot in adapter.slots().slots(optimizer, [variable])}
         for name in names:
             received = fetch.transport().recv_bytes(keeper, _SLOT)
             if name in here:
@@ -100,7 +100,7 @@ def _of_rows(received: memoryview, variable: Any, slot: Any, rows: tuple[int, in
 
 
 def _require_lists(optimizer: Any, variable: Any) -> None:
-    if not optimizer_slots.is_new(optimizer):
+    if not adapter.slots().can_move_slots(optimizer):
         raise StepError(
             f"A step uses {variable.name!r} for the first time, which another partition is to store, and the optimizer "
             f"{type(optimizer).__name__} has slots for it already. Slots of tf.keras.optimizers.legacy cannot follow. "

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.errors import StepError
+from smp_tf.keras import adapter
 from smp_tf.replicas.gradient_marks import computed, is_averaged, mark_averaged, mark_computed, marked_rows
 from smp_tf.sharding.layouts import here, slots_of
 from smp_tf.variables import store as variables
@@ -83,7 +84,7 @@ def _made(variable: Any, rows: tuple[int, int]) -> tf.Variable:
             trainable=variable.trainable,
             name=variable.name.partition(":")[0],
         )
-    tf_internals.let_optimizers_take(block, variable)
+    adapter.slots().let_take(block, variable)
     block.smp_whole = variable
     variables.storage_of(variable).block = block
     return block

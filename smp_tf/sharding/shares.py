@@ -30,7 +30,7 @@ from smp_tf.announce import announce
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job_state import JobState
-from smp_tf.keras import optimizer_slots
+from smp_tf.keras import adapter, optimizer_reports, optimizer_trials
 from smp_tf.partition.place.slot_shares import Sized, share_out
 from smp_tf.partition.spread import EVERYWHERE, SplitOver
 from smp_tf.sharding import layouts
@@ -99,9 +99,9 @@ def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
     may_be_cut = [v for v in whole if isinstance(layouts.layout_of(v).slots, SplitOver)]
     if not may_be_cut:
         return
-    inner, names = optimizer_slots.innermost(optimizer), ", ".join(variable.name for variable in may_be_cut)
+    inner, names = adapter.slots().innermost(optimizer), ", ".join(variable.name for variable in may_be_cut)
     name = type(inner).__name__
-    if not optimizer_slots.updates_rows(inner):
+    if not optimizer_trials.updates_rows(inner):
         why = f"{name} updates weights as a whole, not rows by themselves"
     elif getattr(inner, "clipnorm", None):
         raise StepError(
@@ -109,7 +109,7 @@ def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
             f"rows of {names}, and the norm is that of the whole. Give clipnorm to the optimizer when it is made, or "
             f"global_clipnorm."
         )
-    elif any(optimizer_slots.has_whole_slots(inner, variable) for variable in may_be_cut):
+    elif any(optimizer_reports.has_whole_slots(inner, variable) for variable in may_be_cut):
         why = f"{name} has made slots of whole weights before it was known that replicas share them"
     else:
         return
@@ -126,6 +126,6 @@ def of_shares() -> set[int]:
     shared = [variable for variable in variables.of_models() if layouts.layout_of(variable).slots != EVERYWHERE]
     return {
         id(slot.handle)
-        for optimizer in optimizer_slots.in_use()
-        for _, _, slot in optimizer_slots.slots(optimizer, shared)
+        for optimizer in optimizer_reports.in_use()
+        for _, _, slot in adapter.slots().slots(optimizer, shared)
     }

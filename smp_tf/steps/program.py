@@ -15,7 +15,6 @@ from smp_tf.batch.microbatches import Slicer, SplitArgument, sizes_of
 from smp_tf.checkpoint import pending
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.op_by_op import op_by_op
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
@@ -33,6 +32,7 @@ from smp_tf.replicas.sums import reduction_name, sum_over_replicas
 from smp_tf.steps.input_check import add_input_check
 from smp_tf.steps.outputs import DescribedOutputs, FlatOutputs, packed
 from smp_tf.steps.replica_check import ReplicaCheck
+from smp_tf.tf_internals import op_by_op
 from smp_tf.variables import step_seeds
 
 

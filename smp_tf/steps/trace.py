@@ -14,8 +14,7 @@ import tensorflow as tf
 from smp_tf.announce import announce
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.keras import layers
-from smp_tf.keras.layer_variables import variables_of, variables_of_script
+from smp_tf.keras import adapter
 from smp_tf.optimizer.install import patch_keras
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 from smp_tf.partition.rewrite.passes import RANDOM, Rewritten, rewrite
@@ -182,7 +181,7 @@ def trace_step(
                 guarded.tracing_step(),
                 tf.summary.record_if(no_summaries),
                 tf.variable_creator_scope(current.creator),
-                layers.tag_layer_calls(recorder, is_distributed, current.layer_call),
+                adapter.layers().tag_calls(recorder, is_distributed, current.layer_call),
             ):
                 yield
         finally:
@@ -197,10 +196,10 @@ def trace_step(
         )
     for model in models:
         # Metrics that a model holds are updated on every rank, like any other of the script.
-        model._smp_store.leave_to_script(variables_of_script(model))
+        model._smp_store.leave_to_script(adapter.layers().variables_of_script(model))
         # Also where the step called its layers or methods only, or, of a wrapped model, the model inside.
         model.built = True
-        for variable in variables_of(model):
+        for variable in adapter.layers().variables_of(model):
             model._smp_store.adopt(variable)
     return StepTrace(traced, lower(traced, _describe), models)
 

@@ -16,26 +16,17 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
 from smp_tf.errors import RankMismatchError
 from smp_tf.job import exchange, runtime
+from smp_tf.keras import adapter
+from smp_tf.keras.bases import Callback
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.training import callbacks as own_callbacks
 from smp_tf.variables import assigned_values
 
 #: Arguments of `fit` by which ranks that differ would run other numbers of batches, or other evaluations.
 _COMPARED = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq")
-_MODULES = (tf_keras.callbacks.Callback.__module__, own_callbacks.__name__)
-#: Of Keras's callbacks, those that act alone: they write, show, or run functions of the script's.
-_ALONE = (
-    tf_keras.callbacks.BaseLogger,
-    tf_keras.callbacks.CSVLogger,
-    tf_keras.callbacks.History,
-    tf_keras.callbacks.LambdaCallback,
-    tf_keras.callbacks.ProgbarLogger,
-    tf_keras.callbacks.RemoteMonitor,
-)
 _HINT = (
     "Call fit on every rank with the same arguments, and with the same callbacks of those that change the training or "
     "read weights: files are written once, by rank 0, all the same. Only callbacks that show or log may differ."
@@ -103,7 +94,7 @@ def batches_of_an_epoch(arguments: Mapping[str, Any]) -> int | None:
     if isinstance(data, tf.data.Dataset):
         count = int(data.cardinality())
         return count if count >= 0 else None
-    if isinstance(data, tf_keras.utils.Sequence):
+    if adapter.loops().is_sequence(data):
         return len(data)
     shapes = [value.shape for value in tf.nest.flatten(data) if hasattr(value, "shape")]
     if not shapes or not len(shapes[0]) or shapes[0][0] is None:
@@ -117,7 +108,7 @@ def acting(callbacks: Sequence[Any]) -> list[str]:
     return [type(callback).__name__ for callback in callbacks if _acts(callback)]
 
 
-class StopTogether(tf_keras.callbacks.Callback):
+class StopTogether(Callback):
     """After all other callbacks: where one rank wants to stop, all do.
 
     Args:
@@ -158,20 +149,20 @@ class StopTogether(tf_keras.callbacks.Callback):
 
 
 def _acts(callback: Any) -> bool:
-    if isinstance(callback, tf_keras.callbacks.TensorBoard):
+    if adapter.loops().is_tensorboard(callback):
         return bool(callback.histogram_freq or callback.embeddings_freq)
-    known = any(base.__module__ in _MODULES for base in type(callback).__mro__[:-1] if base not in _BASES)
-    return known and not isinstance(callback, _ALONE)
+    return any(map(_is_known, type(callback).__mro__)) and not adapter.loops().acts_alone(callback)
 
 
-#: What every callback inherits.
-_BASES = tf_keras.callbacks.Callback.__mro__
+def _is_known(kind: type) -> bool:
+    """Returns whether a class of callbacks is Keras's or smp_tf's."""
+    return kind.__module__ == own_callbacks.__name__ or adapter.loops().is_of_keras(kind)
 
 
 def decides_in_batches(callback: Any) -> bool:
     """Returns whether a callback of the script's own runs between batches; Keras's decide by the logs there."""
-    is_own = isinstance(callback, tf_keras.callbacks.LambdaCallback) or type(callback).__module__ not in _MODULES
-    return bool(is_own and callback._implements_train_batch_hooks())
+    is_own = adapter.loops().runs_functions(callback) or not _is_known(type(callback))
+    return is_own and adapter.loops().wants_train_batches(callback)
 
 
 def _told(value: Any) -> Any:

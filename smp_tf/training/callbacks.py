@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 from rich.console import Console
 from rich.table import Table
 
 from smp_tf.checkpoint.manager import CheckpointManager
 from smp_tf.job import exchange, runtime
+from smp_tf.keras import adapter
+from smp_tf.keras.bases import Callback
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan, as_bytes
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
@@ -29,7 +30,7 @@ from smp_tf.training import logs as replica_logs
 from smp_tf.variables.fetch import WRITER
 
 
-class BroadcastInitialState(tf_keras.callbacks.Callback):
+class BroadcastInitialState(Callback):
     """Gives all replicas the weights and optimizer state of one of them, after the first batch.
 
     Replicas start alike: they have the same seed, and at a model's first step that trains all take what replica 0 has,
@@ -66,7 +67,7 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
         metrics = {
             id(variable.handle)
             for module in self.model.submodules
-            if isinstance(module, tf_keras.metrics.Metric)
+            if adapter.layers().is_metric(module)
             for variable in module.variables
         }
         weights = [variable for variable in self.model.local_variables if id(variable.handle) not in metrics]
@@ -78,7 +79,7 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
         broadcast_over_replicas(state, root, "smp_initial_state")
 
 
-class MetricAverage(tf_keras.callbacks.Callback):
+class MetricAverage(Callback):
     """Makes the logs of an epoch the same on all replicas, for the callbacks after it.
 
     Losses and metrics of the model are those of all replicas already. This averages what callbacks before it have put
@@ -94,7 +95,7 @@ class MetricAverage(tf_keras.callbacks.Callback):
             logs.update(replica_logs.average_now(logs, 1, f"the logs of epoch {epoch + 1}"))
 
 
-class Checkpoint(tf_keras.callbacks.Callback):
+class Checkpoint(Callback):
     """Saves the training through `smp.CheckpointManager`, and goes on where it was interrupted.
 
     A checkpoint holds model, optimizer, dropout masks and the number of the epoch. Each rank writes what it stores; a
@@ -169,7 +170,7 @@ class Checkpoint(tf_keras.callbacks.Callback):
             self.model._training_state = None
 
 
-class Timeline(tf_keras.callbacks.Callback):
+class Timeline(Callback):
     """Records some batches of a training, and writes a file for each rank: what ran when.
 
     The files are those of `smp.timeline`; `smp-tf timeline path --html out.html` makes a page of them.
@@ -226,7 +227,7 @@ class Timeline(tf_keras.callbacks.Callback):
             recording.stop(self._path)
 
 
-class PipelineSummary(tf_keras.callbacks.Callback):
+class PipelineSummary(Callback):
     """Says after every epoch how the pipeline did: samples per second, bubble, bytes sent, memory of every rank.
 
     Samples are those of all replicas. The bubble is that of the plan: the share of the stages' time in which its

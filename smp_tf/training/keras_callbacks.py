@@ -17,22 +17,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
-from smp_tf import tf_internals
 from smp_tf.announce import tell
 from smp_tf.checkpoint.manager import CheckpointManager
 from smp_tf.checkpoint.rotation import delete_series
 from smp_tf.errors import CheckpointError
 from smp_tf.job import exchange, runtime
+from smp_tf.keras import adapter
+from smp_tf.keras.bases import Callback
 from smp_tf.variables.fetch import WRITER, write_with_all_weights
 
-#: Callbacks that only show or write the logs.
-_OF_ONE_RANK = (
-    tf_keras.callbacks.ProgbarLogger,
-    tf_keras.callbacks.CSVLogger,
-    tf_keras.callbacks.RemoteMonitor,
-)
 #: What the checkpoints of a backup are called before their number.
 _BACKUP = "backup"
 
@@ -47,7 +41,7 @@ def adapt(callbacks: Any, model: Any) -> Any:
     Returns:
         A list, or the same `CallbackList`.
     """
-    if isinstance(callbacks, tf_keras.callbacks.CallbackList):
+    if adapter.loops().is_callback_list(callbacks):
         callbacks.callbacks[:] = _adapted(callbacks.callbacks)
         for callback in callbacks.callbacks:
             if callback.model is not model:
@@ -58,7 +52,7 @@ def adapt(callbacks: Any, model: Any) -> Any:
 
 def as_list(callbacks: Any) -> list[Any]:
     """Returns the callbacks as a script gives them, None, one or several, as a list."""
-    if isinstance(callbacks, tf_keras.callbacks.CallbackList):
+    if adapter.loops().is_callback_list(callbacks):
         return list(callbacks.callbacks)
     return tf.nest.flatten(callbacks) if callbacks else []
 
@@ -94,7 +88,7 @@ def after_all(callbacks: Any, last: Any, model: Any) -> Any:
     present[:] = [*(callback for callback in present if not isinstance(callback, type(last))), last]
     if not is_list:
         last.set_model(model)
-        tf_internals.ask_for_batch_hooks(callbacks)
+        adapter.loops().ask_for_batch_hooks(callbacks)
     return callbacks
 
 
@@ -102,11 +96,11 @@ def _adapted(callbacks: Sequence[Any]) -> list[Any]:
     rank = runtime.current().topology.rank
     found = []
     for callback in callbacks:
-        if isinstance(callback, tf_keras.callbacks.BackupAndRestore):
+        if adapter.loops().is_backup(callback):
             found.append(Backup(callback))
-        elif isinstance(callback, tf_keras.callbacks.TensorBoard):
+        elif adapter.loops().is_tensorboard(callback):
             found.append(_writing(callback) if rank == WRITER else TensorBoardFollower(callback))
-        elif rank == WRITER or not isinstance(callback, _OF_ONE_RANK):
+        elif rank == WRITER or not adapter.loops().writes_logs(callback):
             found.append(callback)
     return found
 
@@ -127,14 +121,14 @@ def _writing(callback: Any) -> Any:
 _HISTOGRAMS = "histograms of the weights, for TensorBoard"
 
 
-class TensorBoardFollower(tf_keras.callbacks.Callback):
+class TensorBoardFollower(Callback):
     """Takes the place of TensorBoard's callback on ranks that do not write: it gives the weights that rank 0 asks for.
 
     Args:
         callback: the callback that the script gave.
     """
 
-    def __init__(self, callback: tf_keras.callbacks.TensorBoard) -> None:
+    def __init__(self, callback: Any) -> None:
         super().__init__()
         self._callback = callback
 
@@ -147,7 +141,7 @@ class TensorBoardFollower(tf_keras.callbacks.Callback):
             self.model.save_weights(os.path.join(followed.log_dir, "train", f"keras_embedding.ckpt-{epoch}"))
 
 
-class Backup(tf_keras.callbacks.Callback):
+class Backup(Callback):
     """Takes the place of Keras's `BackupAndRestore`: the same by way of `smp.CheckpointManager`.
 
     No rank holds what it does not store, and a backup is whole or not there. A training that was interrupted goes on
@@ -157,7 +151,7 @@ class Backup(tf_keras.callbacks.Callback):
         callback: the callback that the script gave.
     """
 
-    def __init__(self, callback: tf_keras.callbacks.BackupAndRestore) -> None:
+    def __init__(self, callback: Any) -> None:
         super().__init__()
         self._directory = os.fspath(callback.backup_dir)
         self._every = callback.save_freq

@@ -24,13 +24,12 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
-from smp_tf import tf_internals
 from smp_tf.announce import announce
 from smp_tf.batch.microbatches import Slicer
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
+from smp_tf.keras import adapter
 from smp_tf.keras.patch import Patch
 from smp_tf.partition.tf_internals import is_stateful
 from smp_tf.replicas.sums import sum_over_replicas
@@ -271,11 +270,11 @@ class _LossPatch(Patch):
     """Lets compiled losses ask `Denominators` how they count, while a microbatch is traced."""
 
     def _replace(self) -> None:
-        container, functions = tf_internals.compiled_losses()
+        container, functions = adapter.losses().compiled_losses()
         self._wrap(container, "__call__", _within_compiled)
         self._wrap(functions, "apply_valid_mask", _masked)
         self._wrap(functions, "compute_weighted_loss", _reduced)
-        self._wrap(tf_internals.reducing_metric()[0], "update_state", _weighted_by_samples)
+        self._wrap(adapter.losses().reducing_metric()[0], "update_state", _weighted_by_samples)
 
 
 _patch = _LossPatch()
@@ -292,19 +291,16 @@ def _within_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_MEANS = (tf_keras.losses.Reduction.AUTO, tf_keras.losses.Reduction.SUM_OVER_BATCH_SIZE)
-
-
 def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_valid_mask(losses: Any, weights: Any, mask: Any, reduction: Any) -> Any:
         collecting = _collecting()
-        if collecting is None or mask is None or reduction not in _MEANS:
+        if collecting is None or mask is None or not adapter.losses().is_mean(reduction):
             return original(losses, weights, mask, reduction)
         with tf.name_scope(_OWN_SCOPE):
             kept = tf.cast(mask, losses.dtype)
             # Keras divides by the size again.
             kept *= tf.cast(tf.size(kept), losses.dtype) * collecting.mask_factor(mask, losses.dtype)
-        return original(losses, weights, kept, tf_keras.losses.Reduction.NONE)
+        return original(losses, weights, kept, adapter.losses().no_reduction())
 
     return apply_valid_mask
 
@@ -313,7 +309,7 @@ def _weighted_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a metric's `update_state`, or a function of such a class, that weighs a number by the samples."""
 
     def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
-        collecting, (_, averages) = _scope.denominators, tf_internals.reducing_metric()
+        collecting, (_, averages) = _scope.denominators, adapter.losses().reducing_metric()
         if (
             collecting is None
             or sample_weight is not None
@@ -329,7 +325,7 @@ def _weighted_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _weighed(metrics: Sequence[Any]) -> Iterator[None]:
     """Lets metrics that were made before the patch weigh numbers by samples, within its context."""
-    kind: Any = tf_internals.reducing_metric()[0]
+    kind: Any = adapter.losses().reducing_metric()[0]
     made = [metric for metric in metrics if getattr(type(metric), "update_state", None) is kind.update_state]
     own = [metric for metric in made if "update_state" in metric.__dict__]
     originals = [metric.__dict__["update_state"] for metric in own]
@@ -355,7 +351,7 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
         value = original(losses, *args, **kwargs)
         collecting = _collecting()
         reduction = kwargs.get("reduction", args[1] if len(args) > 1 else None)
-        if collecting is None or reduction != tf_keras.losses.Reduction.SUM:
+        if collecting is None or not adapter.losses().is_sum(reduction):
             return value
         factor = collecting.sum_factor(value.dtype)
         with tf.name_scope(_OWN_SCOPE):

@@ -17,10 +17,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import tf_keras
-
-from smp_tf import tf_internals
 from smp_tf.job import exchange, runtime
+from smp_tf.keras import adapter
 from smp_tf.partition.mesh import CommGroup
 
 
@@ -34,7 +32,7 @@ def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
     Raises:
         RankMismatchError: a rank of the replica does not come here.
     """
-    if not isinstance(arguments["x"], tf_keras.utils.Sequence):
+    if not adapter.loops().is_sequence(arguments["x"]):
         yield
         return
     version, numbers, following = _of_the_first_rank(random.getstate())
@@ -52,7 +50,7 @@ def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
             of_thread.generator = random.Random(f"{seed}/{next(enqueuers)}")
         of_thread.generator.shuffle(order)
 
-    with tf_internals.workers_shuffle_with(shuffle):
+    with adapter.loops().workers_shuffle_with(shuffle):
         yield
 
 

@@ -20,7 +20,7 @@ from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
 from smp_tf.job.exchange import allgather_json, barrier
-from smp_tf.keras.layer_variables import variables_of
+from smp_tf.keras import adapter
 from smp_tf.ops.transport import Transport
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables import assigned_values, foreign_values
@@ -45,7 +45,7 @@ def write_with_all_weights(model: SplitModel, doing: str, write: Callable[[], No
         StepError: the model has not run a step yet, or writing failed on rank 0.
         RankMismatchError: not every rank calls this.
     """
-    weights = variables_of(model)
+    weights = adapter.layers().variables_of(model)
     holders = _holders(model, weights)
     rank = runtime.current().topology.rank
     # Nothing is written or sent before all have come: a rank that never comes may wait in a step for this one.

@@ -17,8 +17,8 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from smp_tf import tf_internals
 from smp_tf.files.noted_files import NotedFiles
+from smp_tf.keras import adapter
 
 
 class _InForce(threading.local):
@@ -78,7 +78,7 @@ def later(value: Any, dtype: tf.DType) -> Callable[[], Any]:
         # Like an assignment, this takes the value as it is now.
         kept = np.array(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value, dtype)
         return lambda: kept
-    name, archive = value.name, tf_internals.archive_of(value)
+    name, archive = value.name, adapter.archives().archive_of(value)
     if archive is not None:
         noted = NotedFiles(archive)
         return lambda: noted.read(lambda: _from_archive(archive, name))

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.errors import OwnershipError
+from smp_tf.keras import adapter
 from smp_tf.variables import assigned_values, foreign_values
 from smp_tf.variables.state import VariableState, set_initial_value
 
@@ -73,7 +74,7 @@ def _check_readable(variable: Any, doing: str) -> None:
             f"Cannot {doing} variable {state.name!r} in a tf.function here: {where} Outside a tf.function every "
             f"rank may assign the same value: the rank that stores the variable takes it, and the others leave it out."
         )
-    if tf_internals.is_in_layer_call():
+    if adapter.layers().is_in_call():
         raise OwnershipError(
             f"Cannot read variable {state.name!r} here: {where} A layer or model of Keras's is called outside a step, "
             f"and its layers are on several ranks. For a model of layers that a distributed model has trained, wrap it "

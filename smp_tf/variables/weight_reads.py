@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf import tf_internals
 from smp_tf.job import runtime
+from smp_tf.keras import adapter
 from smp_tf.keras.patch import Patch
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables import fetch, foreign_values
@@ -26,9 +26,11 @@ class ReadPatch(Patch):
     """Makes Keras's functions that read variables give every rank the values of those that other ranks store."""
 
     def _replace(self) -> None:
-        for module in tf_internals.backend_modules():
-            self._wrap(module, "get_value", _of_one)
-            self._wrap(module, "batch_get_value", _of_several)
+        of_one, of_several = adapter.layers().readers_of_values()
+        for module, name in of_one:
+            self._wrap(module, name, _of_one)
+        for module, name in of_several:
+            self._wrap(module, name, _of_several)
 
 
 #: In force from the first distributed model until `smp.shutdown`.

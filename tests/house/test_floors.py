@@ -36,16 +36,17 @@ USES = {
     "watch": "ground ops",
     "keras": "ground partition.trace",
     "config": "ground pipeline pipeline.schedules",
-    "job": "ground config watch ops partition partition.plan",
+    "job": "ground config keras watch ops partition partition.plan",
     "collectives": "ground job ops partition",
     "recording": "ground files job ops partition partition.plan partition.split pipeline pipeline.measure pipeline.run",
     "variables": "ground files keras job ops partition pipeline.run",
-    "replicas": "ground config job collectives variables partition pipeline.run",
+    "replicas": "ground config keras job collectives variables partition pipeline.run",
     "batch": "ground replicas partition.trace",
     "sharding": "ground keras job collectives variables replicas partition partition.graph partition.place "
     "partition.split pipeline.run",
     "checkpoint": "ground files config keras job variables sharding partition partition.plan",
-    "gradients": "ground job collectives variables replicas batch sharding ops partition pipeline pipeline.programs",
+    "gradients": "ground keras job collectives variables replicas batch sharding ops partition pipeline "
+    "pipeline.programs",
     "planning": "ground files watch config keras job collectives variables batch sharding ops partition "
     "partition.graph partition.place partition.plan partition.split partition.trace pipeline pipeline.planner "
     "pipeline.run pipeline.schedules",
@@ -81,18 +82,25 @@ PUBLIC = (
 
 #: Who may import tf_keras.
 KERAS = [
-    "smp_tf/checkpoint/survey.py",
-    "smp_tf/gradients/norms.py",
     "smp_tf/keras/",
-    "smp_tf/model/",
-    "smp_tf/offline/example.py",
-    "smp_tf/offline/optimizers.py",
-    "smp_tf/offline/plan.py",
-    "smp_tf/optimizer/",
-    "smp_tf/replicas/unaveraged.py",
     "smp_tf/start/environment.py",
-    "smp_tf/tf_internals.py",
-    "smp_tf/training/",
+]
+#: Who may derive classes from those of Keras: what users are given, and callbacks that take part in `fit`.
+BASES = [
+    "smp_tf/model/model.py",
+    "smp_tf/model/wrapped.py",
+    "smp_tf/optimizer/one_bit.py",
+    "smp_tf/optimizer/one_bit_adam.py",
+    "smp_tf/optimizer/one_bit_lamb.py",
+    "smp_tf/training/agreement.py",
+    "smp_tf/training/callbacks.py",
+    "smp_tf/training/keras_callbacks.py",
+]
+#: Who may import the modules that answer for tf_keras; all others ask the adapter.
+ANSWERS = [
+    "smp_tf/keras/adapter.py",
+    "smp_tf/keras/keras_2.py",
+    "smp_tf/keras/optimizers.py",
 ]
 #: Who may import Horovod.
 HOROVOD = [
@@ -108,11 +116,18 @@ PRIVATE = [
     "partition/split/segment_graph.py",
     "partition/split/sums.py",
     "partition/tf_internals.py",
+    "smp_tf/keras/",
     "smp_tf/model/tf_checkpoint.py",
     "smp_tf/tf_internals.py",
 ]
 KNOWERS = [
     ("tf_keras", r"tf_keras(\.|$)", KERAS),
+    ("classes of tf_keras to derive from", r"smp_tf\.keras\.bases$", BASES),
+    (
+        "what answers for tf_keras",
+        r"smp_tf\.keras\.(archives|keras_2|layers|loops|losses|nadam|optimizer_slots|optimizers)$",
+        ANSWERS,
+    ),
     ("Horovod", r"horovod(\.|$)", HOROVOD),
     ("private TensorFlow", r"(tensorflow\.(python|core|compiler)|tf_keras\.src)(\.|$)", PRIVATE),
 ]
@@ -126,6 +141,7 @@ INNER = {
     "smp_tf/command/plan.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/profile.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/timeline.py": "`smp-tf --help` comes without TensorFlow",
+    "smp_tf/keras/adapter.py": "tf_keras is heavy, and another Keras may be in force",
     "smp_tf/horovod_scope.py": "it is imported with smp_tf, before TensorFlow",
     "smp_tf/start/connection.py": "it is imported before TensorFlow is known to be the right one",
     "smp_tf/start/parts.py": "it is imported before TensorFlow and Horovod are known to be the right ones",
@@ -180,7 +196,7 @@ def test_a_violation_is_told_by_file_line_and_rule() -> None:
     [told] = violations([Import("smp_tf/job/runtime.py", 7, "smp_tf.steps.step", True)])
     assert told == (
         "smp_tf/job/runtime.py:7: the room 'job' may not use the room 'steps' (smp_tf.steps.step). It may use ground "
-        "config watch ops partition partition.plan."
+        "config keras watch ops partition partition.plan."
     )
 
 
@@ -220,6 +236,27 @@ def test_few_files_know(what: str, pattern: str, listed: list[str]) -> None:
     told = [f"{file}:{line}: may not import {what}" for file, line in knows.items() if not is_listed(file, listed)]
     assert told == []
     assert [entry for entry in listed if not any(is_listed(file, [entry]) for file in knows)] == []
+
+
+def test_rooms_below_the_loops_load_no_keras() -> None:
+    """What a module imports when it is imported, and what that imports, is followed to its end."""
+    imported: dict[str, set[str]] = {}
+    for found in IMPORTS:
+        if not found.is_inner:
+            imported.setdefault(found.file, set()).add(found.module)
+    below = list(USES)[: list(USES).index("training")]
+    files = {file for file in imported if room_in_table(file) in below}
+    files -= {file for file in files if is_listed(file, [*BASES, *ANSWERS]) or file.startswith("smp_tf/keras/")}
+    for file in sorted(files):
+        seen: set[str] = set()
+        stack = [file]
+        while stack:
+            here = stack.pop()
+            modules = imported.get(here, set())
+            assert not any(re.match(KNOWERS[0][1], module) for module in modules), f"{file} loads tf_keras by {here}"
+            more = {MODULES[module].relative_to(ROOT).as_posix() for module in modules if module in MODULES} - seen
+            seen |= more
+            stack += more
 
 
 def test_imports_within_functions_have_a_reason() -> None:

@@ -136,7 +136,7 @@ def cut_step(
     ours = {id(v.handle) for model in models for v in model.variables}
 
     def scopes(recorder: Recorder) -> Any:
-        return keras_adapter.tag_layer_calls(recorder, lambda layer: any(layer is m for m in models))
+        return keras_adapter.tag_calls(recorder, lambda layer: any(layer is m for m in models))
 
     traced = trace(function, specs, lambda body, tensors: body(*tensors), scopes=scopes)
     ours |= {id(v.handle) for model in models for v in model.variables}

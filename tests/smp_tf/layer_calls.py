@@ -54,7 +54,7 @@ def calls_of(body: Callable[[], Any]) -> list[tuple[str, str, int | None]]:
         with (
             tf_internals.scratch_graph("step").as_default(),
             tracing_step(),
-            layers.tag_layer_calls(recorder, lambda layer: isinstance(layer, smp.DistributedModel)),
+            layers.tag_calls(recorder, lambda layer: isinstance(layer, smp.DistributedModel)),
         ):
             body()
     finally:

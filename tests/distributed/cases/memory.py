@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf.collectives.horovod import averaging_bytes
-from smp_tf.keras.optimizer_slots import slot_bytes_here
+from smp_tf.keras.optimizer_reports import slot_bytes_here
 from smp_tf.planning import first_steps
 from tests.distributed.cases.equality import make_model
 from tests.distributed.memory_models import MODELS

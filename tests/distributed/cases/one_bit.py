@@ -15,7 +15,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf.keras.optimizer_slots import slot_bytes_here
+from smp_tf.keras.optimizer_reports import slot_bytes_here
 from smp_tf.replicas import one_bit_errors
 from tests.distributed.cases.sharded_slots import Net, batch, stepped
 

@@ -199,7 +199,7 @@ _OTHERS = {
     "smp_tf/files/durable_files.py",
     "smp_tf/model/tf_checkpoint.py",
     "smdistributed/modelparallel/tensorflow/checkpoint_files.py",
-    "smp_tf/tf_internals.py",
+    "smp_tf/keras/archives.py",
     "smp_tf/model/saved_model_folder.py",
 }
 _WRITES = re.compile(

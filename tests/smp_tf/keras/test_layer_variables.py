@@ -11,7 +11,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf.keras.layer_variables import variables_of, variables_of_script
+from smp_tf.keras.layers import variables_of, variables_of_script
 from tests.lookups import VARIANTS, WORDS, check
 from tests.own_optimizers import build
 

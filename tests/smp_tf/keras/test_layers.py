@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -57,10 +58,10 @@ class TestLayerCalls:
 
     def test_afterwards_keras_is_as_before_also_after_an_error(self) -> None:
         before = layers.Layer.__call__
-        with keras_adapter.tag_layer_calls(CallList(), lambda layer: True):
+        with keras_adapter.tag_calls(CallList(), lambda layer: True):
             assert layers.Layer.__call__ is not before
         assert layers.Layer.__call__ is before
-        with pytest.raises(KeyError), keras_adapter.tag_layer_calls(CallList(), lambda layer: True):
+        with pytest.raises(KeyError), keras_adapter.tag_calls(CallList(), lambda layer: True):
             raise KeyError
         assert layers.Layer.__call__ is before
 
@@ -74,3 +75,14 @@ def test_metrics_and_adapting_layers_are_as_before_after_shutdown(init: Callable
     assert preprocessing.adapt is not before[1]
     smp.shutdown()
     assert (tf_keras.metrics.Metric.add_weight, preprocessing.adapt) == before
+
+
+def test_keras_draws_the_seeds_of_initializers_from_the_generator_it_is_given() -> None:
+    class Fixed(random.Random):
+        def randint(self, a: int, b: int) -> int:
+            return 5
+
+    keras_adapter.seed_initializers(Fixed())
+    drawn = tf_keras.initializers.GlorotUniform()((2, 2)).numpy()
+    tf_keras.utils.set_random_seed(1)
+    assert (drawn == tf_keras.initializers.GlorotUniform(seed=5)((2, 2)).numpy()).all()

@@ -14,7 +14,7 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.checkpoint.survey import Kind, survey
-from smp_tf.keras import optimizer_slots
+from smp_tf.keras import optimizer_reports, optimizer_slots, optimizer_trials
 from tests.full_only import params
 
 pytestmark = pytest.mark.large
@@ -282,10 +282,10 @@ def test_where_another_replica_is_to_have_slots_an_optimizer_stays_as_it_was(
 def test_slots_of_a_legacy_optimizer_are_those_of_the_variables_that_were_updated() -> None:
     a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
     optimizer = legacy.RMSprop(momentum=0.5)
-    assert not optimizer_slots.has_slots(optimizer)
+    assert not optimizer_reports.has_slots(optimizer)
     optimizer.apply_gradients([(tf.constant([1.0]), b)])
     assert slots_of(optimizer, [a, b]) == [("b:0", "rms"), ("b:0", "momentum")]
-    assert optimizer_slots.has_slots(optimizer)
+    assert optimizer_reports.has_slots(optimizer)
 
 
 def test_looking_at_an_optimizer_before_it_is_built_hides_nothing_later() -> None:
@@ -303,14 +303,14 @@ def test_looking_at_an_optimizer_before_it_is_built_hides_nothing_later() -> Non
 
 def test_an_optimizer_with_nothing_to_do_here_is_ready_and_has_no_slots() -> None:
     optimizer = legacy.Adam()
-    assert not optimizer_slots.is_ready(optimizer)
-    assert optimizer_slots.report(optimizer, built=False)
-    assert optimizer_slots.is_ready(optimizer)
-    assert not optimizer_slots.has_slots(optimizer)
-    assert not optimizer_slots.report(optimizer, built=False)
-    assert optimizer_slots.report(optimizer, built=True)
-    assert not optimizer_slots.report(optimizer, built=False)
-    assert optimizer_slots.has_slots(optimizer)
+    assert not optimizer_reports.is_ready(optimizer)
+    assert optimizer_reports.report(optimizer, built=False)
+    assert optimizer_reports.is_ready(optimizer)
+    assert not optimizer_reports.has_slots(optimizer)
+    assert not optimizer_reports.report(optimizer, built=False)
+    assert optimizer_reports.report(optimizer, built=True)
+    assert not optimizer_reports.report(optimizer, built=False)
+    assert optimizer_reports.has_slots(optimizer)
 
 
 @pytest.mark.parametrize(
@@ -326,10 +326,10 @@ def test_an_optimizer_with_nothing_to_do_here_is_ready_and_has_no_slots() -> Non
     ],
 )
 def test_how_many_slots_an_optimizer_will_have_is_known_before_it_has_any(optimizer: Any, slots: float) -> None:
-    before = set(optimizer_slots._reported)
-    assert optimizer_slots.slots_of(optimizer) == slots
-    assert not optimizer_slots.has_slots(optimizer)
-    assert set(optimizer_slots._reported) <= before
+    before = set(optimizer_reports._reported)
+    assert optimizer_trials.slots_of(optimizer) == slots
+    assert not optimizer_reports.has_slots(optimizer)
+    assert set(optimizer_reports._reported) <= before
 
 
 def test_of_an_optimizer_that_cannot_be_copied_nothing_is_known() -> None:
@@ -337,4 +337,4 @@ def test_of_an_optimizer_that_cannot_be_copied_nothing_is_known() -> None:
         def __init__(self, rate: float) -> None:
             super().__init__("mine")
 
-    assert optimizer_slots.slots_of(Mine(0.1)) is None
+    assert optimizer_trials.slots_of(Mine(0.1)) is None

@@ -14,7 +14,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf.keras.layers import construction_patch
+from smp_tf.keras.layer_patches import construction_patch
 from smp_tf.keras.placed_layers import stage_of
 from smp_tf.model.manual_placement import partition
 from tests.smp_tf.layer_calls import calls_of

@@ -16,7 +16,7 @@ import smp_tf as smp
 from smp_tf.config.config import Config
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.job import runtime
-from smp_tf.keras import optimizer_slots
+from smp_tf.keras import optimizer_slots, optimizer_trials
 from smp_tf.optimizer import one_bit
 from smp_tf.replicas import one_bit_errors, sums
 from smp_tf.replicas.one_bit_sums import BLOCK
@@ -294,9 +294,9 @@ def test_a_weight_of_open_shape_is_refused(threads: Threads) -> None:
 
 def test_slots_and_errors_are_counted(threads: Threads, keras_defaults: None) -> None:
     """Errors take as much as a weight, and the part that a replica averages."""
-    assert optimizer_slots.slots_of(smp.OneBitAdam()) == 2.0
-    assert optimizer_slots.slots_of(smp.OneBitLAMB()) == 3.0
-    assert threads.run(lambda replica: optimizer_slots.slots_of(smp.OneBitAdam())) == [3.5, 3.5]
+    assert optimizer_trials.slots_of(smp.OneBitAdam()) == 2.0
+    assert optimizer_trials.slots_of(smp.OneBitLAMB()) == 3.0
+    assert threads.run(lambda replica: optimizer_trials.slots_of(smp.OneBitAdam())) == [3.5, 3.5]
 
 
 @pytest.mark.parametrize("name", MAKERS)

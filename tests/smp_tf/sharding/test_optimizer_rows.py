@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from smp_tf.keras.optimizer_slots import in_use, updates_rows
+from smp_tf.keras.optimizer_reports import in_use
+from smp_tf.keras.optimizer_trials import updates_rows
 
 _NEW, _LEGACY = tf_keras.optimizers, tf_keras.optimizers.legacy
 

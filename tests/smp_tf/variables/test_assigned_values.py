@@ -48,7 +48,7 @@ DEFENDED = {
     ("steps/replica_check.py", "counters[known]"): "no model has it",
     ("steps/replica_check.py", "_steps().told"): "no model has it",
     ("steps/replica_check.py", "_steps().told_of_batches"): "no model has it",
-    ("tf_internals.py", "variable"): "`load_weights` and `load_model` read within `left_out`",
+    ("keras/archives.py", "variable"): "`load_weights` and `load_model` read within `left_out`",
     ("training/callbacks.py", "self._epochs"): "no model has it",
     ("training/keras_callbacks.py", "self._batch"): "no model has it",
     ("training/keras_callbacks.py", "self._epoch"): "no model has it",
