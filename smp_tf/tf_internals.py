@@ -19,6 +19,7 @@ from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+from smp_tf.errors import EnvironmentSetupError
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.partition import tf_internals as partition_internals
 
@@ -166,16 +167,77 @@ def _saver(trackable: Any) -> Any:
 def replace_global_norm(ours: Callable[..., Any]) -> Callable[..., Any]:
     """Puts a function in the place of `tf.linalg.global_norm`, whatever it is called; returns the one before.
 
-    `tf.clip_by_global_norm` calls it too. What is public are wrappers around it; the innermost, TensorFlow's
-    dispatcher, keeps the function that it calls in its closure.
+    `tf.clip_by_global_norm` calls it too. What is public are wrappers around it, which scripts may hold already; the
+    innermost, TensorFlow's dispatcher, keeps the function that it calls in its closure. Seen in 2.16 to 2.21.
+
+    Raises:
+        EnvironmentSetupError: this TensorFlow keeps it elsewhere.
     """
     wrapper: Any = tf.linalg.global_norm
-    while "dispatch_target" not in wrapper.__code__.co_freevars:
-        wrapper = wrapper.__closure__[wrapper.__code__.co_freevars.index("fn")].cell_contents
-    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("dispatch_target")]
+    while (cell := _cell_of(wrapper, "dispatch_target")) is None:
+        inner = _cell_of(wrapper, "fn")
+        if inner is None:
+            raise EnvironmentSetupError(
+                f"smp_tf replaces what tf.linalg.global_norm calls, so that norms are those of all stages. Up to "
+                f"TensorFlow 2.21 its dispatcher keeps that function in its closure, as 'dispatch_target'. Received: "
+                f"TensorFlow {tf.__version__}, where it does not. Install an older TensorFlow; what has to change is "
+                f"replace_global_norm in smp_tf/tf_internals.py."
+            )
+        wrapper = inner.cell_contents
     before, cell.cell_contents = cell.cell_contents, ours
     replaced: Callable[..., Any] = before
     return replaced
+
+
+def _cell_of(function: Any, name: str) -> Any:
+    """Returns the cell of a function's closure that has a name; None where it has none."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    return function.__closure__[names.index(name)] if name in names else None
+
+
+def turn_into(variable: tf.Variable, kind: type) -> None:
+    """Makes a variable, as it is, one of a class with more methods: the script and Keras hold this very object.
+
+    Seen in TensorFlow 2.16 to 2.21, where a variable's attributes are in its dictionary.
+
+    Args:
+        variable: of TensorFlow's own class.
+        kind: a class that is derived from that.
+
+    Raises:
+        EnvironmentSetupError: this TensorFlow's variables are made in another way.
+    """
+    try:
+        variable.__class__ = kind
+    except TypeError as error:
+        raise EnvironmentSetupError(
+            f"smp_tf turns a variable of the script's into a {kind.__name__}, which knows who reads it. Up to "
+            f"TensorFlow 2.21 a variable's class can be changed. Received: TensorFlow {tf.__version__}, where it "
+            f"cannot: {error}. Install an older TensorFlow; what has to change is turn_into in smp_tf/tf_internals.py."
+        ) from None
+
+
+class _Named:
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.__name__ = name
+        self._smp_function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._smp_function(*args)
+
+
+def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns a function under a name of its own, for `tf.function`, which counts its traces by themselves.
+
+    TensorFlow warns of retracing where one code is traced often, and by that all programs, which share their code,
+    would be one. What is no function but an object that is called is counted as that object. Seen in TensorFlow 2.16 to
+    2.21.
+
+    Args:
+        function: takes tensors.
+        name: for TensorFlow's messages and profiles.
+    """
+    return _Named(function, name)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +31,7 @@ from smp_tf.replicas.sums import reduction_name, sum_over_replicas
 from smp_tf.steps.input_check import add_input_check
 from smp_tf.steps.outputs import DescribedOutputs, FlatOutputs, packed
 from smp_tf.steps.replica_check import ReplicaCheck
-from smp_tf.tf_internals import op_by_op
+from smp_tf.tf_internals import named, op_by_op
 from smp_tf.variables import step_seeds
 
 
@@ -131,7 +130,8 @@ class SplitProgram:
             return self._finish(self._emit(tensors))
         if self._eager is None:
             signature = [argument.spec for argument in self.arguments]
-            self._eager = tf.function(self._named_emitter(), autograph=False, input_signature=signature)
+            emitter = named(self._emit_tensors, f"{self.name}_{self.stage_program.number}")
+            self._eager = tf.function(emitter, autograph=False, input_signature=signature)
         try:
             flat = self._eager(*tensors)
         except tf.errors.InvalidArgumentError as error:
@@ -156,15 +156,6 @@ class SplitProgram:
     def _finish(self, flat: FlatOutputs) -> Any:
         results = self.returned.outputs.filled(flat)
         return results if self.returned.then is None else self.returned.then(results)
-
-    def _named_emitter(self) -> Callable[..., Any]:
-        """Returns `_emit_tensors` under its own name: TensorFlow warns of retracing by counting traces of one code."""
-
-        def emit_tensors(*tensors: Any) -> Any:
-            return self._emit_tensors(*tensors)
-
-        code = emit_tensors.__code__.replace(co_name=f"{self.name}_{self.stage_program.number}")
-        return types.FunctionType(code, emit_tensors.__globals__, code.co_name, None, emit_tensors.__closure__)
 
     def _emit_tensors(self, *tensors: Any) -> Any:
         if self.returned.then is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from smp_tf.batch.results import ResultStructure, unpack
 from smp_tf.checkpoint import pending
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
+from smp_tf.tf_internals import named
 from smp_tf.variables.model_context import set_step_being_traced
 
 #: What is known of an output that has no name.
@@ -87,16 +87,8 @@ class UnsplitProgram:
     @functools.cached_property
     def _function(self) -> Any:
         signature = [argument.spec for argument in self.arguments]
-        return tf.function(self._named_call(), autograph=False, input_signature=signature)
-
-    def _named_call(self) -> Callable[..., Any]:
-        """Returns the program as code of its own: TensorFlow warns of retracing by counting the traces of one code."""
-
-        def call(*tensors: Any) -> Any:
-            return self(tensors)
-
-        code = call.__code__.replace(co_name=f"unsplit_{id(self)}")
-        return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+        call = named(lambda *tensors: self(tensors), f"unsplit_{id(self)}")
+        return tf.function(call, autograph=False, input_signature=signature)
 
     def _output(self, slot: OutputSlot, flat: Sequence[tf.Tensor]) -> StepOutput:
         parts = [flat[position] for position in slot.outputs]

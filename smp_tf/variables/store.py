@@ -234,7 +234,7 @@ class VariableStore:
             if type(variable) is tf_internals.ResourceVariable and len({*(chunks or ()), owner, stage}) > 1:
                 # The script and Keras hold this very object; from now on it checks who reads it, and notes who assigns.
                 variable.smp_state = state
-                variable.__class__ = BuiltVariable
+                tf_internals.turn_into(variable, BuiltVariable)
             # It may hold a value that was assigned, of which other ranks need nothing.
             state.initial_value = None
 

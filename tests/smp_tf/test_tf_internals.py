@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tf_keras
 from tensorflow.python.training.saving import saveable_object
 
 from smp_tf import tf_internals
+from smp_tf.errors import EnvironmentSetupError
 
 pytestmark = pytest.mark.usefixtures("keras_defaults")
 
@@ -275,6 +277,53 @@ def test_the_function_behind_global_norm_can_be_replaced_for_all_who_hold_it() -
     finally:
         tf_internals.replace_global_norm(original)
     assert float(tf.linalg.global_norm([tf.constant([3.0, 4.0])])) == 5.0
+
+
+def test_another_dispatcher_of_global_norm_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.linalg, "global_norm", lambda t_list, name=None: tf.constant(0.0))
+    with pytest.raises(EnvironmentSetupError, match=r"Up to TensorFlow 2\.21 its dispatcher keeps that function"):
+        tf_internals.replace_global_norm(lambda t_list, name=None: tf.constant(8.0))
+
+
+def test_a_variable_becomes_one_of_a_class_with_more_methods() -> None:
+    class More(tf_internals.ResourceVariable):  # type: ignore[misc, valid-type]
+        def twice(self) -> tf.Tensor:
+            return 2.0 * self
+
+    class OfAnotherMake(tf_internals.ResourceVariable):  # type: ignore[misc, valid-type]
+        __slots__ = ("more",)
+
+    variable = tf.Variable(3.0)
+    tf_internals.turn_into(variable, More)
+    assert float(variable.twice()) == 6.0
+    with pytest.raises(EnvironmentSetupError, match=r"Up to TensorFlow 2\.21 a variable's class can"):
+        tf_internals.turn_into(tf.Variable(3.0), OfAnotherMake)
+
+
+def test_named_functions_are_traced_under_their_names_and_counted_by_themselves() -> None:
+    told: list[str] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    def body(x: tf.Tensor) -> tf.Tensor:
+        return x + 1.0
+
+    noting, signature = Noting(), [tf.TensorSpec([], tf.float32)]
+    logging.getLogger("tensorflow").addHandler(noting)
+    try:
+        for number in range(8):
+            named = tf_internals.named(body, f"step_{number}")
+            function = tf.function(named, autograph=False, input_signature=signature)
+            assert float(function(1.0)) == 2.0
+            assert function.get_concrete_function().graph.name == f"step_{number}"
+        assert not any("retracing" in line for line in told)
+        for _ in range(8):
+            tf.function(body, autograph=False, input_signature=signature)(1.0)
+        assert any("retracing" in line for line in told), "TensorFlow counts traces in another way than by their code"
+    finally:
+        logging.getLogger("tensorflow").removeHandler(noting)
 
 
 def test_a_graph_knows_whether_xla_compiles_it() -> None:
