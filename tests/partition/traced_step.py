@@ -26,7 +26,7 @@ def traced(
     """A step function, traced; layers announce their calls within the given models."""
 
     def scopes(recorder: Recorder) -> Any:
-        return layers.tag_layer_calls(recorder, lambda layer: any(layer is m for m in models))
+        return layers.tag_calls(recorder, lambda layer: any(layer is m for m in models))
 
     return trace(function, specs, lambda body, tensors: body(*tensors), scopes=scopes, autograph=autograph)
 

@@ -19,10 +19,9 @@ from typing import Any
 import tf_keras
 
 import tensorflow as tf
+from smp_tf.keras import adapter
 from smp_tf.keras.patch import Patch
-from smp_tf.optimizer.patch import optimizers_defining
 from smp_tf.partition.tf_internals import leave_unconverted
-from smp_tf.tf_internals import follow_schedule
 
 # AutoGraph, which converts a script's step, has nothing to convert here.
 leave_unconverted("smdistributed")
@@ -37,7 +36,7 @@ class OlderOptimizerPatch(Patch):
         self._add(base, "get_weights", get_weights)
         self._add(base, "_decayed_lr", decayed_rate)
         self._add(base, "weights", property(lambda optimizer: list(optimizer.variables)))
-        for optimizer in optimizers_defining("__init__"):
+        for optimizer in adapter.optimizers().classes_defining("__init__"):
             is_new = issubclass(optimizer, base)
             if is_new and "learning_rate" in inspect.signature(optimizer).parameters:
                 self._wrap(optimizer, "__init__", _with_older_arguments)
@@ -82,7 +81,7 @@ def get_weights(self: Any) -> list[Any]:
 
 def decayed_rate(self: Any, var_dtype: Any) -> tf.Tensor:
     """The learning rate as its schedule, if it has one, gives it for the next step; many scripts print it so."""
-    follow_schedule(self)
+    adapter.optimizers().follow_schedule(self)
     return tf.cast(tf.convert_to_tensor(self.learning_rate), var_dtype)
 
 

@@ -16,7 +16,6 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.errors import OwnershipError, RankMismatchError, StepError
-from smp_tf.model import saving
 from smp_tf.variables.store import is_remote
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
@@ -209,14 +208,14 @@ def failing() -> dict[str, Any]:
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError("No space left on device")
 
-    original, saving.tf_keras.Model.save_weights = saving.tf_keras.Model.save_weights, full
+    original, tf_keras.Model.save_weights = tf_keras.Model.save_weights, full
     said = ""
     try:
         model.save_weights(folder / "w.h5")
     except (StepError, OSError) as error:
         said = f"{type(error).__name__}: {error}"
     finally:
-        saving.tf_keras.Model.save_weights = original
+        tf_keras.Model.save_weights = original
     foreign = next((v for v in model.variables if all(v is not w for w in model.local_variables)), None)
     try:
         if foreign is not None:
