@@ -14,6 +14,12 @@ along the world ranks. N = 8, P = 2, T = 1:
 
 A row is one replica (an mp group), a column is one stage in all replicas (a dp group). Where T is 2, both have two
 ranks at each place of the table, and an mp_rank is no stage any more.
+
+D and T each have two factors: D = outer x inner, T = rows x columns. The second factor varies faster. D = 4 = 2 x 2:
+
+    replica    0  1  2  3
+    outer      0  0  1  1      replicas 0 and 2 differ in it alone
+    inner      0  1  0  1      replicas 0 and 1 differ in it alone
 """
 
 from __future__ import annotations
@@ -68,6 +74,28 @@ class RankType(enum.Enum):
         return CommGroup(self.value)
 
 
+class Factor(enum.Enum):
+    """A factor of an axis. As a group it means the ranks that differ from one rank in this factor alone.
+
+    Example:
+        >>> Factor.INNER.axis
+        'D'
+    """
+
+    OUTER = "outer"
+    INNER = "inner"
+    ROW = "row"
+    COLUMN = "column"
+
+    @property
+    def axis(self) -> str:
+        """The axis that it is a factor of."""
+        return "D" if self in (Factor.OUTER, Factor.INNER) else "T"
+
+
+#: The factors of an axis, from the slower to the faster.
+_FACTORS = {"D": (Factor.OUTER, Factor.INNER), "T": (Factor.ROW, Factor.COLUMN)}
+
 #: The axes along which the members of a group differ: D for replicas, P for stages, T for tensor shards.
 _AXES: dict[CommGroup, str] = {
     CommGroup.WORLD: "DPT",
@@ -89,6 +117,8 @@ class Mesh:
         placement_strategy: "cluster", "spread", or the letters D, P and T in some order. The axis of the last
             letter varies fastest along the world ranks.
         shards: Extent of T. The configuration offers 1 only.
+        inner: Extent of the inner factor of D, which it divides. The configuration offers 1 only.
+        columns: Extent of the factor of T that varies faster, which divides it. The configuration offers 1 only.
 
     Example:
         >>> mesh = Mesh(8, stages=2, shards=2)
@@ -96,12 +126,17 @@ class Mesh:
         {'D': 2, 'P': 2, 'T': 2}
         >>> mesh.coordinates(6), mesh.members(CommGroup.PP_GROUP, 6)
         ({'T': 0, 'P': 1, 'D': 1}, (4, 6))
+        >>> mesh = Mesh(8, stages=2, inner=2)
+        >>> mesh.factors(6)[Factor.OUTER], mesh.factors(6)[Factor.INNER], mesh.members(Factor.INNER, 6)
+        (1, 1, (4, 6))
     """
 
     world_size: int
     stages: int
     placement_strategy: str = "cluster"
     shards: int = 1
+    inner: int = 1
+    columns: int = 1
 
     def __post_init__(self) -> None:
         if self.stages < 1 or self.shards < 1 or self.world_size % (self.stages * self.shards):
@@ -109,6 +144,10 @@ class Mesh:
             if self.shards != 1:
                 what += f" of {self.shards} tensor shards"
             raise ValueError(f"{what} do not divide {self.world_size} processes.")
+        for axis, what, size in (("D", "inner replicas", self.inner), ("T", "columns of shards", self.columns)):
+            if size < 1 or self.extents[axis] % size:
+                whole = "replicas" if axis == "D" else "tensor shards"
+                raise ValueError(f"{size} {what} do not divide {self.extents[axis]} {whole}.")
 
     @property
     def letters(self) -> str:
@@ -131,6 +170,28 @@ class Mesh:
             rank, place[letter] = divmod(rank, self.extents[letter])
         return place
 
+    @functools.cached_property
+    def factor_extents(self) -> dict[Factor, int]:
+        """Returns the size of each factor of D and T."""
+        replicas, shards = self.extents["D"], self.extents["T"]
+        return {
+            Factor.OUTER: replicas // self.inner,
+            Factor.INNER: self.inner,
+            Factor.ROW: shards // self.columns,
+            Factor.COLUMN: self.columns,
+        }
+
+    def factors(self, rank: int) -> dict[Factor, int]:
+        """Returns the place of a world rank on each factor of D and T.
+
+        Args:
+            rank: A world rank.
+        """
+        place, found = self.coordinates(rank), {}
+        for axis, (slow, fast) in _FACTORS.items():
+            found[slow], found[fast] = divmod(place[axis], self.factor_extents[fast])
+        return found
+
     def rank_at(self, stage: int, replica: int = 0, shard: int = 0) -> int:
         """Returns the world rank that has these coordinates.
 
@@ -144,16 +205,23 @@ class Mesh:
             rank = rank * self.extents[letter] + place[letter]
         return rank
 
-    def members(self, group: CommGroup, rank: int) -> tuple[int, ...]:
+    def members(self, group: CommGroup | Factor, rank: int) -> tuple[int, ...]:
         """Returns the world ranks of a group, in group-rank order.
 
         Args:
-            group: A kind of group.
+            group: A kind of group, or the factor in which its members differ.
             rank: A world rank.
         """
         if group is CommGroup.WORLD:
             return tuple(range(self.world_size))
         mine = self.coordinates(rank)
+        if isinstance(group, Factor):
+            axis = group.axis
+            _, fast = _FACTORS[axis]
+            step = 1 if group is fast else self.factor_extents[fast]
+            first = mine[axis] - self.factors(rank)[group] * step
+            places = ({**mine, axis: first + number * step} for number in range(self.factor_extents[group]))
+            return tuple(self.rank_at(place["P"], place["D"], place["T"]) for place in places)
         axes = _AXES[group]
         # The first axis of a group varies slowest: an mp_rank counts the shards of one stage before the next stage.
         number = math.prod(self.extents[axis] for axis in axes)
@@ -165,10 +233,10 @@ class Mesh:
             found.append(self.rank_at(place["P"], place["D"], place["T"]))
         return tuple(found)
 
-    def groups(self, group: CommGroup) -> tuple[tuple[int, ...], ...]:
+    def groups(self, group: CommGroup | Factor) -> tuple[tuple[int, ...], ...]:
         """Returns all groups of a kind, ordered by their first member.
 
         Args:
-            group: A kind of group.
+            group: A kind of group, or the factor in which the members of each differ.
         """
         return tuple(sorted({self.members(group, rank) for rank in range(self.world_size)}))
