@@ -18,7 +18,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from smp_tf.partition.mesh import Mesh
 from smp_tf.partition.spread import (
     EVERYWHERE,
     Place,
@@ -47,8 +46,9 @@ class Layout:
         >>> layout = Layout(1, 1, slots=SplitOver("D", 0, (0, 49, 100), keeper=1))
         >>> print(layout.slots)
         split over D along dimension 0 at 0, 49, 100, undivided on 1
-        >>> layout.slots.rows_at({"P": 1, "D": 1, "T": 0}), layout.writers(layout.slots, Mesh(4, 2))
-        ((49, 100), (1, 3))
+        >>> place = {"P": 1, "D": 1, "T": 0}
+        >>> layout.slots.rows_at(place), layout.is_written_at(layout.slots, place)
+        ((49, 100), True)
     """
 
     stage: int | None = None
@@ -73,14 +73,14 @@ class Layout:
         """
         return self.slots if by_rows else self.slots.undivided()
 
-    def is_updated_at(self, place: Place, *, by_rows: bool) -> bool:
-        """Returns whether a rank updates the variable, or some of it.
+    def is_updated_at(self, slots: Spread, place: Place) -> bool:
+        """Returns whether a rank updates the variable, or some of it: it has slots of what it updates.
 
         Args:
-            place: coordinates of the rank.
-            by_rows: whether the optimizer updates rows of the variable by themselves.
+            slots: how an optimizer's slots lie, as `slots_of` says.
+            place: of the rank.
         """
-        return self.is_here(place) and self.slots_of(by_rows=by_rows).is_at(place)
+        return self.is_here(place) and slots.is_at(place)
 
     def receives_gradient(self, place: Place) -> bool:
         """Returns whether a rank receives the average of the gradient, or some of it.
@@ -98,16 +98,6 @@ class Layout:
             place: coordinates of the rank.
         """
         return self.stage in (None, place["P"]) and is_first_at(spread, place)
-
-    def writers(self, spread: Spread, mesh: Mesh) -> tuple[int, ...]:
-        """Returns the world ranks that write something of the variable into a checkpoint, each its own part.
-
-        Args:
-            spread: spread of what is written: `value`, or what `slots_of` gives.
-            mesh: the world.
-        """
-        found = [rank for rank in range(mesh.world_size) if self.is_written_at(spread, mesh.coordinates(rank))]
-        return tuple(found[:1] if self.stage is None else found)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the layout as JSON values."""
@@ -138,3 +128,7 @@ class Layout:
     def __str__(self) -> str:
         where = "no stage" if self.stage is None else f"stage {self.stage}, chunk {self.chunk}"
         return f"{where}: value {self.value}; gradient {self.gradient}; slots {self.slots}"
+
+
+#: Of what no stage owns, and of what is not decided yet.
+NO_STAGE = Layout()

@@ -6,7 +6,7 @@ slots. `restore.Restore` does the work; this file only says which one it is, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ import tensorflow as tf
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.keras import optimizer_reports
+from smp_tf.variables.decision import Decision
 
 
 class Pending(Protocol):
@@ -22,8 +23,8 @@ class Pending(Protocol):
     due: tf.Variable
     """Whether something is still to be restored that a step should have taken up; a bool scalar."""
 
-    def values_for(self, placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
-        """Returns the does what `values_for` below says."""
+    def values_for(self, decided: Sequence[Decision]) -> Callable[[Any], tf.Tensor | None]:
+        """Does what `values_for` below says."""
 
     def take_what_exists(self) -> None:
         """Restores what has come into being since, before the first step runs."""
@@ -61,11 +62,11 @@ def _end() -> None:
         ended.end()
 
 
-def values_for(placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
+def values_for(decided: Sequence[Decision]) -> Callable[[Any], tf.Tensor | None]:
     """Returns the values that variables of models are to have in place of their initial ones.
 
     Args:
-        placed: variables whose owner is decided now, each with the stage that will store it; the same on all ranks.
+        decided: the variables of which it is decided now where they are; the same on all ranks.
 
     Returns:
         Gives the value of a variable of this rank, read at that moment, or None where nothing is restored.
@@ -73,10 +74,9 @@ def values_for(placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor |
     Raises:
         CheckpointError: a value does not fit, is missing or damaged, on whatever rank.
     """
-    placed = list(placed)
-    if _pending is None or not placed:
+    if _pending is None or not decided:
         return lambda variable: None
-    return _pending.values_for(placed)
+    return _pending.values_for(decided)
 
 
 def take_what_exists() -> None:

@@ -29,6 +29,7 @@ from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.sharding import layouts
 from smp_tf.variables import assigned_values, precedence, step_seeds
 from smp_tf.variables import store as variables
+from smp_tf.variables.decision import Decision
 
 _MOST_KEYS = 10
 
@@ -79,15 +80,16 @@ class Restore:
         self._assign(items)
         step_seeds.restore(self._manifest.random)
 
-    def values_for(self, placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
+    def values_for(self, decided: Sequence[Decision]) -> Callable[[Any], tf.Tensor | None]:
         """Does what `pending.values_for` says."""
         found = survey(self._checkpoint)
         key_of = found.key_of()
-        stage = runtime.current().topology.stage
-        known = [(key_of[id(v.handle)], v, owner) for v, owner in placed if id(v.handle) in key_of]
+        place = runtime.current().topology.place
+        known = {key_of[key]: d for d in decided if (key := id(d.variable.handle)) in key_of}
         if not known:
             return lambda variable: None
-        own = {key: Item(key, Kind.MODEL, variable, owner) for key, variable, owner in known if owner == stage}
+        here = {key: decision for key, decision in known.items() if decision.layout.is_here(place)}
+        own = {key: Item(key, Kind.MODEL, decision.variable, decision.layout) for key, decision in here.items()}
         problems = self._misfits(own.values())
         wanted = dict.fromkeys(own) | self._slots_to_look_at({key: item.target for key, item in own.items()}, found)
         with tf.init_scope():
@@ -320,7 +322,7 @@ class Restore:
 
 def _are_slots_here(variable: Any, optimizer: Any) -> bool:
     """Returns whether this rank has slots of a variable that its stage stores, or some rows of them."""
-    return layouts.is_updated_here(variable, optimizer)
+    return layouts.layout_of(variable).is_updated_at(layouts.slots_of(variable, optimizer), layouts.here())
 
 
 def _rows_to_look_at(variable: Any, optimizer: Any, stored: StoredTensor) -> tuple[int, int] | None:

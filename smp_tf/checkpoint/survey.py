@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.keras import adapter, optimizer_reports
+from smp_tf.partition.layout import NO_STAGE, Layout
 from smp_tf.partition.spread import EVERYWHERE, Spread
 from smp_tf.sharding import layouts, shares
 from smp_tf.variables import store as variables
@@ -55,7 +56,8 @@ class Item:
         key: its name in the checkpoint.
         kind: what it is the state of.
         target: the variable; for Kind.STATE the object whose state it is part of.
-        stage: the stage that owns it; None for what every rank has, and for what is not decided yet.
+        layout: of the variable, or of that whose slot it is; on no stage for what every rank has, and for what is not
+            decided yet.
         is_here: whether this rank stores it.
         optimizer: path of the optimizer it belongs to, or "".
         spread: how it lies over the ranks of its stage: a slot may be on one replica, or rows of it on each.
@@ -68,13 +70,18 @@ class Item:
     key: str
     kind: Kind
     target: Any
-    stage: int | None = None
+    layout: Layout = NO_STAGE
     is_here: bool = True
     optimizer: str = ""
     spread: Spread = EVERYWHERE
     part: str = ""
     rows: tuple[int, int] | None = None
     extent: int = 0
+
+    @property
+    def stage(self) -> int | None:
+        """The stage that stores it; None for what every rank has, and for what is not decided yet."""
+        return self.layout.stage
 
     def whole(self, shape: tf.TensorShape) -> tf.TensorShape:
         """Returns the shape of all rows, given that of what is here."""
@@ -180,11 +187,12 @@ class _Walk:
         store = variables.store_of(variable)
         state = store.state(variable) if store is not None else None
         if state is not None:
-            here = state.owner is not None and state.is_local
-            item = Item(path, Kind.MODEL, variable, state.owner, here)
+            layout = state.storage.layout
+            is_here = layout.stage is not None and state.has_value
+            item = Item(path, Kind.MODEL, variable, layout, is_here, spread=layout.value)
         elif model is not None and not _is_settled(model) and not model._smp_store.leaves_to_script(variable):
             # Built before it was wrapped: every rank has it until it is decided who keeps it.
-            item = Item(path, Kind.MODEL, variable, None, False)
+            item = Item(path, Kind.MODEL, variable, is_here=False)
         else:
             item = Item(path, Kind.OPTIMIZER if optimizer else Kind.SCRIPT, variable, optimizer=optimizer)
         self.found.items[path] = item
@@ -211,11 +219,12 @@ class _Walk:
             for variable, name, slot in adapter.slots().slots(optimizer, [item.target for item in reachable]):
                 of = item_of[id(variable)]
                 with_slots.add(id(variable))
-                if not layouts.is_updated_here(variable, optimizer):
+                spread = layouts.slots_of(variable, optimizer)
+                if not of.layout.is_updated_at(spread, layouts.here()):
                     # An optimizer that was built before the model was wrapped; nothing changes them here.
                     continue
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
-                self.found.items[key] = _item_of_slot(key, slot, of, path, optimizer)
+                self.found.items[key] = _item_of_slot(key, slot, of, path, spread)
             of_model = any(item_of[found].kind is Kind.MODEL for found in with_slots)
             if of_model and shares.shares_of(inner) != layouts.count():
                 self.found.other_shares.append(path)
@@ -224,12 +233,11 @@ class _Walk:
                 self.found.orphans.append((path, count - len(with_slots)))
 
 
-def _item_of_slot(key: str, slot: Any, of: Item, path: str, optimizer: Any) -> Item:
+def _item_of_slot(key: str, slot: Any, of: Item, path: str, spread: Spread) -> Item:
     """Returns a slot that is here, of the variable of another item."""
     variable = of.target
-    spread = layouts.slots_of(variable, optimizer)
     rows = spread.rows_at(layouts.here())
-    item = Item(key, Kind.SLOT, slot, of.stage, True, path, spread)
+    item = Item(key, Kind.SLOT, slot, of.layout, True, path, spread)
     # What an optimizer keeps of a weight in another shape, such as a number, is not of its rows.
     if rows is None or slot.shape != [rows[1] - rows[0], *variable.shape[1:]]:
         return item

@@ -25,7 +25,6 @@ from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.files.durable_files import make_folder
 from smp_tf.job import exchange, runtime
 from smp_tf.job.agreement import require_agreement
-from smp_tf.partition.layout import Layout
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.json_record import record_from
 from smp_tf.variables import assigned_values, step_seeds
@@ -252,7 +251,7 @@ class Writing:
     def _is_written_here(self, item: Item) -> bool:
         if item.stage is None:
             return self._topology.rank == self._writer_of[item.key]
-        return Layout(item.stage).is_written_at(item.spread, self._topology.place)
+        return item.layout.is_written_at(item.spread, self._topology.place)
 
     def _described(self, item: Item, value: tf.Tensor) -> list[Any]:
         shape = item.whole(value.shape).as_list()

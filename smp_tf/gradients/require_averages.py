@@ -44,7 +44,7 @@ def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
         return
     unknown = [(g, v) for g, v in pairs if g is not None and not is_averaged(g) and not comes_from_a_step(g)]
     for gradient, variable in unknown:
-        if not layout_of(variable).gradient.is_at(here()):
+        if not layout_of(variable).receives_gradient(here()):
             _require_zeros(gradient, variable)
     of_all = [(gradient, variable) for gradient, variable in unknown if _goes_to_all(variable)]
     if of_all:

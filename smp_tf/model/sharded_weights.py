@@ -13,6 +13,7 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
 from smp_tf.keras import adapter
+from smp_tf.partition.layout import Layout
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables import assigned_values, fetch, foreign_values, precedence
 from smp_tf.variables.models import SplitModel
@@ -24,14 +25,14 @@ class Shard:
 
     Args:
         name: the variable's name.
-        owner: the stage that has the value; None where every rank has it.
+        layout: of the variable whose value it is; on no stage where every rank has it.
         shape: of the value.
         dtype: of the value.
         value: the value, where this rank has it.
     """
 
     name: str
-    owner: int | None
+    layout: Layout
     shape: tf.TensorShape
     dtype: tf.DType
     value: np.ndarray | None
@@ -79,13 +80,13 @@ class ShardedWeights(Sequence[np.ndarray]):
         return self._fetch(self.shards[index])
 
     def _fetch(self, shard: Shard) -> np.ndarray:
-        if shard.owner is None:
+        if shard.layout.stage is None:
             assert shard.value is not None, "every rank has it"
             return shard.value
         topology = runtime.current().topology
         ranks = topology.members(CommGroup.PP_GROUP)
         fetch.meet(f"reading weight {shard.name!r} of a list of sharded weights")
-        return fetch.told_by(ranks[shard.owner], ranks, shard, lambda: shard.value)
+        return fetch.told_by(ranks[shard.layout.stage], ranks, shard, lambda: shard.value)
 
 
 _MOVED = tag_of("moved weight")
@@ -107,13 +108,13 @@ def _shards(model: SplitModel, weight: Any) -> list[Shard]:
     if adapter.layers().is_variable(weight):
         return [_shard(model, weight)]
     name = type(weight).__name__
-    return [Shard(name, None, one.shape, one.dtype, np.array(one.numpy())) for one in weight.get_tensors()]
+    return [Shard(name, Layout(), one.shape, one.dtype, np.array(one.numpy())) for one in weight.get_tensors()]
 
 
 def _shard(model: SplitModel, variable: Any) -> Shard:
     layout = model._layout_of(variable)
     value = np.array(variable.numpy()) if layout.is_here(runtime.current().topology.place) else None
-    return Shard(variable.name, layout.stage, variable.shape, variable.dtype, value)
+    return Shard(variable.name, layout, variable.shape, variable.dtype, value)
 
 
 def set_weights(model: SplitModel, weights: Sequence[Any]) -> None:
@@ -165,23 +166,23 @@ def _require_shape(number: int, variable: Any, shape: Any) -> None:
 
 def _take(model: SplitModel, variable: Any, shard: Shard) -> None:
     """Assigns one weight, which travels only where another rank has it than stores the variable."""
-    owner = model._layout_of(variable).stage
+    there, here = shard.layout, model._layout_of(variable)
     topology = runtime.current().topology
-    ranks, here = topology.members(CommGroup.PP_GROUP), topology.stage
-    if owner is None and shard.owner is not None:
+    ranks, place = topology.members(CommGroup.PP_GROUP), topology.place
+    if here.stage is None and there.stage is not None:
         raise StepError(
             f"Weight {variable.name!r} is on every rank, and the one it is to get, {shard.name!r}, is on partition "
-            f"{shard.owner} alone. Give set_weights a list of arrays."
+            f"{there.stage} alone. Give set_weights a list of arrays."
         )
-    if shard.owner in (None, owner):
-        if here == owner or owner is None:
+    if there.stage in (None, here.stage):
+        if here.is_here(place):
             with assigned_values.unnoted():
                 variable.assign(shard.value)
-    elif here == shard.owner:
-        assert owner is not None
-        fetch.transport().send_bytes(ranks[owner], _MOVED, fetch.as_bytes(shard.value))
-    elif here == owner:
-        assert shard.owner is not None
-        value = fetch.as_array(fetch.transport().recv_bytes(ranks[shard.owner], _MOVED), shard)
+    elif there.is_here(place):
+        assert here.stage is not None
+        fetch.transport().send_bytes(ranks[here.stage], _MOVED, fetch.as_bytes(shard.value))
+    elif here.is_here(place):
+        assert there.stage is not None
+        value = fetch.as_array(fetch.transport().recv_bytes(ranks[there.stage], _MOVED), shard)
         with assigned_values.unnoted():
             variable.assign(value)

@@ -7,7 +7,6 @@ from typing import Any
 
 from smp_tf.job import runtime
 from smp_tf.keras import adapter
-from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables.fetch import WRITER
 from smp_tf.variables.models import SplitModel
 
@@ -77,14 +76,14 @@ def _place(line: str, layers: list[Any]) -> int | None:
 def _ranks(model: SplitModel, layer: Any) -> str:
     """Returns the ranks that store a layer's weights, over all replicas; "?" before that is decided."""
     mesh = runtime.current().topology.mesh
-    stages = set()
+    layouts = []
     for variable in adapter.layers().variables_of(layer):
         if model._smp_store.leaves_to_script(variable):
             continue
         state = model._smp_store.state(variable)
         if state is None or state.owner is None:
             return "?"
-        stages.add(state.owner)
-    first = mesh.members(CommGroup.PP_GROUP, WRITER)
-    found = {rank for stage in stages for rank in mesh.members(CommGroup.DP_GROUP, first[stage])}
-    return ", ".join(map(str, sorted(found)))
+        layouts.append(state.storage.layout)
+    places = [mesh.coordinates(rank) for rank in range(mesh.world_size)]
+    found = [rank for rank, place in enumerate(places) if any(layout.is_here(place) for layout in layouts)]
+    return ", ".join(map(str, found))

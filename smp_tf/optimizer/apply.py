@@ -41,7 +41,7 @@ def stored_here(variable: Any) -> bool:
 def updated_here(variable: Any, optimizer: Any) -> bool:
     """Returns whether this rank has a variable and its replica updates it."""
     is_here = not _is_stand_in(variable) and stored_here(variable)
-    return is_here and layouts.is_updated_here(variable, optimizer)
+    return is_here and layouts.slots_of(variable, optimizer).is_at(layouts.here())
 
 
 def are_of_models(wanted: Iterable[Any]) -> bool:

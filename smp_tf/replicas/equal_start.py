@@ -22,6 +22,7 @@ from smp_tf.job.topology import Topology
 from smp_tf.job_state import JobState
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.replicas.sums import broadcast_over_replicas
+from smp_tf.variables.decision import Decision
 
 _NAME = "the weights that replicas begin with"
 
@@ -39,17 +40,17 @@ def take_from(replica: int) -> None:
     _root.put(replica)
 
 
-def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:
+def take_those_of_one(decided: Iterable[Decision]) -> None:
     """Gives all replicas the values that variables have on one; every rank calls it, before the first step runs.
 
     Args:
-        placed: variables of models, each with the stage that stores it, the same in the same order on all ranks.
+        decided: where variables of models are now, the same in the same order on all ranks.
     """
     topology = runtime.current().topology
-    wanted = {id(v.handle): (v, stage) for v, stage in placed}
+    wanted = {id(decision.variable.handle): decision for decision in decided}
     if topology.replicas == 1 or not wanted:
         return
-    stored = [variable for variable, stage in wanted.values() if stage == topology.stage]
+    stored = [decision.variable for decision in wanted.values() if decision.layout.is_here(topology.place)]
     with tf.init_scope():
         # One after the other: from a GPU all of them would lie in the host's memory at once.
         hashes = [int(content_hash(variable.read_value())[0]) for variable in stored]

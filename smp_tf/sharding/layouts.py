@@ -1,4 +1,4 @@
-"""Whether replicas share slots, and the layouts of variables that are in force in this job.
+"""Whether replicas share slots, and the layouts of variables that are in force in this job: the same on all ranks.
 
 A variable keeps the layout that was decided for it, also after `smp.shutdown`: optimizers have slots by it. A job that
 shares no slots, or shares them among another number of replicas, goes by the same layout with all slots everywhere.
@@ -72,16 +72,6 @@ def slots_of(variable: Any, optimizer: Any) -> Spread:
     if optimizer is None:
         return EVERYWHERE
     return layout.slots_of(by_rows=_updates_rows(optimizer, variable))
-
-
-def is_updated_here(variable: Any, optimizer: Any) -> bool:
-    """Returns whether this rank updates a variable of its stage, or some of it, and so has slots of it.
-
-    Args:
-        variable: any variable that this rank stores.
-        optimizer: of Keras; None where it is not known.
-    """
-    return slots_of(variable, optimizer).is_at(here())
 
 
 def _updates_rows(optimizer: Any, variable: Any) -> bool:

@@ -9,7 +9,7 @@ of table, in a loop    average        average        the script may look at it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,9 @@ def owners_of_shape(tensor: tf.Tensor) -> set[int]:
     if not layouts.are_shared() or not tensor.shape.is_fully_defined():
         return set()
     alike = [v for v in variables.of_models() if v.dtype == tensor.dtype and v.shape == tensor.shape]
-    return {replica for v in alike if (replica := layouts.layout_of(v).slots.only) is not None}
+    place = layouts.here()
+    known = [layout for v in alike if (layout := layouts.layout_of(v)).is_here(place)]
+    return {layout.slots.only for layout in known if layout.slots.only is not None}
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def receivers_in(
 def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None) -> Receiver | None:
     """Returns who updates a weight by what a step gives its optimizer as the gradient, whatever that was made of."""
     variable = applied.variable
-    if not variable.shape.is_compatible_with(shape):
+    if not layouts.layout_of(variable).is_here(layouts.here()) or not variable.shape.is_compatible_with(shape):
         return None
     slots = layouts.slots_of(variable, applied.optimizer)
     if isinstance(slots, SplitOver):
@@ -115,14 +117,16 @@ def _whole(variable: Any) -> Whole | None:
 
 
 def note_receivers(
-    split: Split, handled: Sequence[Any], found: Mapping[int, Receiver], applied: Iterable[Applied] = ()
+    split: Split, handled: Sequence[Any], found: Collection[int], applied: Iterable[Applied] = ()
 ) -> None:
     """Notes which weights have gradients that a step gives to more than one replica, so that one may be anywhere.
+
+    All ranks note the same of the weights of all stages.
 
     Args:
         split: a cut step.
         handled: TensorFlow's variables, by index in the step's graph.
-        found: its receivers, as agreed.
+        found: positions of the outputs that not all replicas of a stage receive, as agreed, over all stages.
         applied: gradients that the step itself applies.
     """
     variable_of = {
@@ -138,11 +142,11 @@ def note_receivers(
         is_known_alone = id(variable.handle) in alone - given
         if layouts.layout_of(variable).slots.only is not None and (makes_others or not is_known_alone):
             storage = variables.storage_of(variable)
-            storage.layout = dataclasses.replace(storage.layout, gradient=EVERYWHERE)
+            storage.put(dataclasses.replace(storage.layout, gradient=EVERYWHERE))
 
 
-def agreed_receivers(own: Mapping[int, Receiver], step: str) -> dict[int, Receiver]:
-    """Returns the receivers that all replicas of this rank's stage have found; all of them call it together.
+def agreed_receivers(own: Mapping[int, Receiver], step: str) -> tuple[dict[int, Receiver], set[int]]:
+    """Returns the receivers that all replicas of this rank's stage have found; all ranks call it together.
 
     Which gradients are one tensor may depend on the batch: those of two rows that are added to a batch of one row are,
     where to one of several rows they are not.
@@ -152,13 +156,20 @@ def agreed_receivers(own: Mapping[int, Receiver], step: str) -> dict[int, Receiv
         step: name of the step, for messages.
 
     Returns:
-        By position, the receivers that all have.
+        By position, the receivers that all have; and the positions of which all replicas of some stage have the same.
     """
-    name = f"who receives the gradients of step {step!r}"
     in_words = {p: [r.replica] if isinstance(r, Whole) else list(r.borders) for p, r in own.items()}
-    said = allgather_json(sorted(in_words.items()), CommGroup.RDP_GROUP, name=name)
-    found = [{position: words for position, words in other} for other in said]
-    return {p: receiver for p, receiver in own.items() if all(o.get(p) == in_words[p] for o in found)}
+    said = allgather_json(sorted(in_words.items()), name=f"who receives the gradients of step {step!r}")
+    mesh, rank = runtime.current().topology.mesh, runtime.current().topology.rank
+
+    def agreed(group: Iterable[int]) -> set[int]:
+        """Returns the positions of which the ranks of a group say the same."""
+        first, *others = ({position: words for position, words in said[member]} for member in group)
+        return {p for p, words in first.items() if all(other.get(p) == words for other in others)}
+
+    here = agreed(mesh.members(CommGroup.RDP_GROUP, rank))
+    everywhere = set().union(*map(agreed, mesh.groups(CommGroup.RDP_GROUP)))
+    return {p: receiver for p, receiver in own.items() if p in here}, everywhere
 
 
 def known_gradients(found: Mapping[int, Receiver], applied: Iterable[Applied]) -> Gradients:

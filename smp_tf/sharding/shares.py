@@ -31,6 +31,7 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job_state import JobState
 from smp_tf.keras import adapter, optimizer_reports, optimizer_trials
+from smp_tf.partition.layout import Layout
 from smp_tf.partition.place.slot_shares import Sized, share_out
 from smp_tf.partition.spread import EVERYWHERE, SplitOver
 from smp_tf.sharding import layouts
@@ -44,8 +45,9 @@ class _State:
     """What is counted while variables are shared out."""
 
     def __init__(self) -> None:
-        #: Bytes whose slots each replica was to keep so far: counted, since models end when Python has the time for it.
-        self.loads: list[float] = [0.0] * layouts.count()
+        #: By stage, the bytes whose slots each replica was to keep so far. They are counted, since models end when
+        #: Python has the time for it.
+        self.loads: dict[int | None, list[float]] = {}
 
 
 _state = JobState(_State)
@@ -56,32 +58,40 @@ def shares_of(optimizer: Any) -> int:
     return _shares_of.setdefault(optimizer, layouts.count())
 
 
-def share(placed: Iterable[Any]) -> None:
-    """Decides which replica keeps the slots of variables that this rank stores, and that a step has gradients of.
+def share(placed: Iterable[tuple[Any, Layout]]) -> dict[int, Layout]:
+    """Decides which replica keeps the slots of variables that a step has gradients of: those of each stage by itself.
 
     What was decided for as many replicas stays, also after `smp.shutdown`: optimizers have slots by it.
 
     Args:
-        placed: variables of models, the same in the same order on every replica.
+        placed: variables of models with their layouts, those of all stages, the same in the same order on all ranks.
+
+    Returns:
+        The layouts of those of which it is decided now, by `id` of the variable's handle.
     """
     if not layouts.are_shared():
-        return
+        return {}
     replicas = layouts.count()
     # Several models may use one. One whose shape is open has no size by which to share it out: all replicas update it.
-    known = {id(v.handle): v for v in placed if v.shape.is_fully_defined()}
-    todo = [v for v in known.values() if variables.storage_of(v).layout.slots.places != replicas]
-    state = _state()
+    known = {id(v.handle): (v, layout) for v, layout in placed if v.shape.is_fully_defined()}
+    todo = {key: (v, layout) for key, (v, layout) in known.items() if layout.slots.places != replicas}
+    found: dict[int, Layout] = {}
+    for stage in dict.fromkeys(layout.stage for _, layout in todo.values()):
+        of_stage = {key: (v, layout) for key, (v, layout) in todo.items() if layout.stage == stage}
+        loads = _state().loads.setdefault(stage, [0.0] * replicas)
+        shares, loads[:] = share_out([_sized(v) for v, _ in of_stage.values()], loads)
+        for (key, (_, layout)), one in zip(of_stage.items(), shares, strict=True):
+            slots = one.spread(replicas)
+            # A step that applies gradients itself gives rows of one to each replica, and a script gets all of it.
+            gradient = EVERYWHERE if slots.only is None else slots
+            found[key] = dataclasses.replace(layout, gradient=gradient, slots=slots)
+    return found
+
+
+def _sized(variable: Any) -> Sized:
     # A constraint may go by columns, as that of a norm does.
-    sized = [Sized(variables.nbytes_of(v), v.shape[0] if v.shape.rank and v.constraint is None else 1) for v in todo]
-    shares, state.loads[:] = share_out(sized, state.loads)
-    for variable, share_of_it in zip(todo, shares, strict=True):
-        storage = variables.storage_of(variable)
-        slots = share_of_it.spread(replicas)
-        # A step that applies gradients itself gives rows of one to each replica, and a script gets all of it.
-        gradient = EVERYWHERE if slots.only is None else slots
-        storage.layout = dataclasses.replace(storage.layout, gradient=gradient, slots=slots)
-        # It is of other rows than now.
-        storage.block = None
+    may_be_cut = variable.shape.rank and variable.constraint is None
+    return Sized(variables.nbytes_of(variable), variable.shape[0] if may_be_cut else 1)
 
 
 def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
@@ -123,7 +133,9 @@ def of_shares() -> set[int]:
     """Returns the slots that no other replica of this rank's stage has, by `id` of their handles."""
     if not layouts.are_shared():
         return set()
-    shared = [variable for variable in variables.of_models() if layouts.layout_of(variable).slots != EVERYWHERE]
+    known = ((variable, layouts.layout_of(variable)) for variable in variables.of_models())
+    place = layouts.here()
+    shared = [variable for variable, layout in known if layout.is_here(place) and layout.slots != EVERYWHERE]
     return {
         id(slot.handle)
         for optimizer in optimizer_reports.in_use()

@@ -1,5 +1,8 @@
 """Gives the variables of models to the stages, and their slots to the replicas, once a plan says where they are.
 
+Every rank decides the same of every variable, also of those of other stages: one `Layout` each. From then on whoever
+wants to know who has a variable, receives its gradient or updates it asks that layout.
+
 A variable that the step does not use is kept by one stage, and no later step has to go by that:
 
     fit of one head        head_a ─▶ stage 1      head_b is kept there, too
@@ -8,6 +11,7 @@ A variable that the step does not use is kept by one stage, and no later step ha
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +30,7 @@ from smp_tf.sharding import layouts, moved_slots, shares
 from smp_tf.sharding.receivers import Applied, agreed_receivers, note_receivers, receivers_in
 from smp_tf.variables import assigned_values, fetch
 from smp_tf.variables import store as variables
+from smp_tf.variables.decision import Decision
 from smp_tf.variables.models import SplitModel
 
 
@@ -34,13 +39,13 @@ class Ownership:
     """Which variables a rank has, and who receives their gradients.
 
     Args:
-        placed: variables whose owner was decided now, each with the stage that stores it.
+        decided: the variables of which it was decided now where they are.
         variables: those whose handles this rank may use, by index in the op graph.
         receivers: by output, who alone gets a gradient's sum over the replicas, or rows of it; the others go to all.
         applied: which gradients the step gives to an optimizer and to nobody else.
     """
 
-    placed: list[tuple[Any, int]]
+    decided: Sequence[Decision]
     variables: Mapping[int, tf.Variable]
     receivers: Mapping[int, Receiver]
     applied: Sequence[Applied]
@@ -73,8 +78,8 @@ class AgreedReceivers:
         if kind not in self._by_form:
             with tf.init_scope():
                 own = receivers_in(cut, runtime.current().topology.stage, lowered.variables, applied)
-                self._by_form[kind] = agreed_receivers(own, self._step)
-            note_receivers(cut, lowered.variables, self._by_form[kind], applied or ())
+                self._by_form[kind], of_all_stages = agreed_receivers(own, self._step)
+            note_receivers(cut, lowered.variables, of_all_stages, applied or ())
         return self._by_form[kind]
 
 
@@ -83,25 +88,23 @@ def decide_owners(
     lowered: Lowered,
     owners: Sequence[int | None],
     chunks: Sequence[int],
-    stage: int,
     seed: int,
     trained: Collection[int],
-) -> list[tuple[Any, int]]:
-    """Tells every model who owns its variables, and replicas who updates those that the step has gradients of.
+) -> list[Decision]:
+    """Decides where the variables of models are, and which replica updates those that the step has gradients of.
 
-    This rank's get their initial values now.
+    All ranks decide the same of all variables. Those of this rank get their initial values now.
 
     Args:
         models: those that the step uses.
         lowered: its graph.
         owners: chunk of each of the graph's variables; None for what no model has, and for what no op uses.
         chunks: the stage of every chunk.
-        stage: that of this rank.
         seed: for random initial values where TensorFlow has no global seed.
         trained: the graph's variables that have a gradient.
 
     Returns:
-        The variables of which that was decided now, each with the stage that stores it.
+        What was decided now.
 
     Raises:
         StepError: an optimizer's slots cannot follow a variable to another rank.
@@ -117,54 +120,78 @@ def decide_owners(
             if owner is not None and state is not None:
                 by_position[state.position] = owner
         to_place.append((store, by_position))
-    new: dict[int, tuple[Any, int]] = {}
+    new: dict[int, Decision] = {}
+    of_store: list[list[int]] = []
     for store, owned in to_place:
-        for variable, to in store.to_settle(owned, chunks):
-            # Two models may share it; the first one decides.
-            new.setdefault(id(variable.handle), (variable, to))
-    placed = list(new.values())
-    states = [(v, state) for store, _ in to_place for v in store if (state := store.state(v)) is not None]
-    first = [(v, to) for v, to in placed if variables.stage_of(v) is None]
-    keepers = [(v, variables.stage_of(v), to) for v, to in placed]
-    moved = [(v, keeper, to) for v, keeper, to in keepers if keeper not in (None, to)]
-    known = [(v, state.owner) for v, state in states if state.is_decided]
-    handles = {id(lowered.variables[index].handle) for index in trained}
-    shares.share(v for v, owner in [*known, *placed] if owner == stage and id(v.handle) in handles)
-    restored = pending.values_for(first)
+        # Two models may share a variable; the first one decides.
+        found = {id(d.variable.handle): d for d in store.decisions(owned, chunks) if id(d.variable.handle) not in new}
+        new.update(found)
+        of_store.append(list(found))
+    trains = {id(lowered.variables[index].handle) for index in trained}
+    decided = _with_slots(_earlier(store for store, _ in to_place), new, trains)
+    place = runtime.current().topology.place
+    restored = pending.values_for([decision for decision in decided.values() if decision.is_first])
     with assigned_values.unnoted():
-        for store, by_position in to_place:
-            store.settle(by_position, stage, seed, restored, chunks, _moved)
-        _move_slots(moved)
+        for (store, _), handles in zip(to_place, of_store, strict=True):
+            store.settle([decided[handle] for handle in handles], place, seed, restored, chunks, _moved)
+        _move_slots(decision for decision in decided.values() if decision.moves)
         pending.take_what_exists()
-    return placed
+    return list(decided.values())
+
+
+def _earlier(stores: Iterable[variables.VariableStore]) -> list[tuple[Any, variables.Stored]]:
+    """Returns the variables of which earlier steps have decided where they are, with what is known of each."""
+    states = [(v, state) for store in stores for v in store if (state := store.state(v)) is not None]
+    return [(v, state.storage) for v, state in states if state.is_decided]
+
+
+def _with_slots(
+    earlier: Sequence[tuple[Any, variables.Stored]], new: Mapping[int, Decision], trains: Collection[int]
+) -> dict[int, Decision]:
+    """Decides which replicas keep the slots of trained variables, and returns the decisions with that in them.
+
+    Args:
+        earlier: variables of which it is decided where they are. What is decided of their slots is noted.
+        new: the decisions of this step, by `id` of the variable's handle.
+        trains: those of which the step has a gradient, by `id` of their handles.
+    """
+    wanted = [(v, stored.layout) for v, stored in earlier] + [(d.variable, d.layout) for d in new.values()]
+    layouts = shares.share((v, layout) for v, layout in wanted if id(v.handle) in trains)
+    for variable, stored in earlier:
+        stored.put(layouts.get(id(variable.handle), stored.layout))
+    return {key: dataclasses.replace(d, layout=layouts.get(key, d.layout)) for key, d in new.items()}
 
 
 _KEPT = tag_of("kept weight")
 
 
-def _moved(variable: Any, keeper: int, owner: int) -> tf.Tensor | None:
-    """Brings the value of a variable from the stage that has kept it to its owner, which gets it; None elsewhere."""
-    topology = runtime.current().topology
-    ranks = topology.members(CommGroup.PP_GROUP)
+def _moved(decision: Decision) -> tf.Tensor | None:
+    """Brings the value of a variable from the stage that has kept it to the one that stores it, which gets it."""
+    giver, taker = _movers(decision)
+    topology, variable = runtime.current().topology, decision.variable
     with tf.init_scope():
-        if topology.rank == ranks[keeper]:
-            fetch.transport().send_bytes(ranks[owner], _KEPT, fetch.as_bytes(variable))
-        elif topology.rank == ranks[owner]:
-            return fetch.as_tensor(fetch.transport().recv_bytes(ranks[keeper], _KEPT), variable)
+        if decision.before.is_here(topology.place):
+            fetch.transport().send_bytes(taker, _KEPT, fetch.as_bytes(variable))
+        elif decision.layout.is_here(topology.place):
+            return fetch.as_tensor(fetch.transport().recv_bytes(giver, _KEPT), variable)
     return None
 
 
-def _move_slots(moved: Iterable[tuple[Any, int, int]]) -> None:
-    """Lets optimizers' slots follow variables that were moved.
-
-    Args:
-        moved: variables, each with the stage that has kept it and the one that stores it now.
-    """
-    topology = runtime.current().topology
-    ranks = topology.members(CommGroup.PP_GROUP)
+def _move_slots(moved: Iterable[Decision]) -> None:
+    """Lets optimizers' slots follow variables that were moved."""
+    place = runtime.current().topology.place
     with tf.init_scope():
-        for variable, keeper, owner in moved:
-            if topology.rank == ranks[keeper]:
-                moved_slots.send(variable, ranks[owner])
-            elif topology.rank == ranks[owner]:
-                moved_slots.receive(variable, ranks[keeper])
+        for decision in moved:
+            giver, taker = _movers(decision)
+            if decision.before.is_here(place):
+                moved_slots.send(decision.variable, taker)
+            elif decision.layout.is_here(place):
+                moved_slots.receive(decision.variable, giver)
+
+
+def _movers(decision: Decision) -> tuple[int, int]:
+    """Returns the ranks of this replica between which a variable moves: from the first to the second."""
+    ranks = runtime.current().topology.members(CommGroup.PP_GROUP)
+    assert decision.before.stage is not None, "a stage has kept it"
+    assert decision.layout.stage is not None, "a stage stores it"
+    return ranks[decision.before.stage], ranks[decision.layout.stage]

@@ -31,6 +31,7 @@ from smp_tf.planning.request import expected_of, known_slots, request_for
 from smp_tf.replicas import unaveraged
 from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.replicas.sums import reduction_name, sum_gradients_at
+from smp_tf.sharding import layouts
 from smp_tf.sharding.receivers import Applied, known_gradients
 from smp_tf.steps.ownership import AgreedReceivers, Ownership, decide_owners
 from smp_tf.steps.trace import StepTrace
@@ -174,16 +175,16 @@ def ownership(
         applied: which gradients the step gives to an optimizer and to nobody else; None where a script does.
     """
     running, traced, cut = runtime.current(), step.traced, agreed.cut
-    lowered, stage, used = traced.lowered, running.topology.stage, traced.graph.used_variables
-    trained = {gradient.variable for gradient in traced.graph.gradients}
+    graph, lowered, place = traced.graph, traced.lowered, running.topology.place
+    used, trained = graph.used_variables, {gradient.variable for gradient in graph.gradients}
     of_used = [owner if index in used else None for index, owner in enumerate(cut.assignment.owners)]
-    placed = decide_owners(traced.models, lowered, of_used, agreed.plan.placement, stage, running.seed, trained)
+    decided = decide_owners(traced.models, lowered, of_used, agreed.plan.placement, running.seed, trained)
     mine = {
         index: variable
         for index, variable in enumerate(lowered.variables)
-        if cut.stage_of_variable(index) is None or (index in used and cut.stage_of_variable(index) == stage)
+        if not graph.variables[index].in_model or (index in used and layouts.layout_of(variable).is_here(place))
     }
-    return Ownership(placed, mine, receivers.of(cut, lowered, applied), applied or ())
+    return Ownership(decided, mine, receivers.of(cut, lowered, applied), applied or ())
 
 
 def sums_over_replicas(step: Unplanned, receivers: Mapping[int, Receiver]) -> Reduce | None:

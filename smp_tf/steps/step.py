@@ -219,9 +219,9 @@ class Step:
         # Where nothing is trained replicas may well have weights of their own.
         begins_training = step.decides and bool(traced.graph.gradients)
         if begins_training:
-            equal_start.take_those_of_one(owned.placed)
+            equal_start.take_those_of_one(owned.decided)
         if post_partition_hooks.run() and begins_training:
-            equal_start.take_those_of_one(owned.placed)
+            equal_start.take_those_of_one(owned.decided)
         return SplitProgram(
             self.name,
             self._known_as,
@@ -245,7 +245,7 @@ class Step:
         running, traced = runtime.current(), step.traced
         if running.config.memory_limit is not None:
             step.propose(step.owners)
-        decide_owners(traced.models, traced.lowered, [0] * len(traced.lowered.variables), (0,), 0, running.seed, ())
+        decide_owners(traced.models, traced.lowered, [0] * len(traced.lowered.variables), (0,), running.seed, ())
         post_partition_hooks.run()
         body = autograph_convert(self._function) if self._options.autograph else self._function
         return UnsplitProgram(

@@ -23,6 +23,7 @@ from smp_tf.errors import RankMismatchError
 from smp_tf.job import exchange, runtime
 from smp_tf.job.content_hash import content_hash
 from smp_tf.job_state import JobState
+from smp_tf.partition.layout import Layout
 from smp_tf.variables.state import VariableState
 
 #: Of variables that ranks differ in, so many are named.
@@ -119,7 +120,7 @@ def _difference(
             continue
         count, told, stage = notes[key]
         for owner, owned in enumerate(taken):
-            if topology.mesh.coordinates(owner)["P"] != stage:
+            if not Layout(stage).is_here(topology.mesh.coordinates(owner)):
                 continue
             there, said = owned.get(key, (0, "", stage))[:2]
             if (count, told) != (there, said):

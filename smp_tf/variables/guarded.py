@@ -60,7 +60,7 @@ def is_made_at_once() -> bool:
 
 def _check_readable(variable: Any, doing: str) -> None:
     state: VariableState = variable.smp_state
-    if state.is_filled or (_tracing.depth and not tf.executing_eagerly()):
+    if state.has_value or (_tracing.depth and not tf.executing_eagerly()):
         return
     if state.owner is None:
         raise OwnershipError(
@@ -99,7 +99,7 @@ def _check_fits(variable: Any, value: Any) -> None:
 def _check_saved(variable: Any) -> None:
     # While the structure of a model is written its values are left out on purpose.
     state: VariableState = variable.smp_state
-    if state.is_filled or _tracing.depth:
+    if state.has_value or _tracing.depth:
         return
     if state.owner is None:
         _check_readable(variable, "save or restore")
@@ -116,7 +116,7 @@ def _take_from_checkpoint(variable: Any, value: tf.Tensor) -> bool:
     That is how Keras's `load_model` and `load_weights` give a model its values that is built by a function, or in the
     constructor of a subclass.
     """
-    if variable.smp_state.is_filled or variable.smp_state.owner is not None:
+    if variable.smp_state.has_value or variable.smp_state.owner is not None:
         return False
     _check_fits(variable, value)
     return set_initial_value(variable, foreign_values.later(value, variable.dtype))
@@ -132,7 +132,7 @@ class _Guarded(_Checked):
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
         fetch = foreign_values.fetch()
-        if fetch is not None and not self.smp_state.is_filled and tf.executing_eagerly():
+        if fetch is not None and not self.smp_state.has_value and tf.executing_eagerly():
             return fetch(self)
         _check_readable(self, "read")
         return super()._read_variable_op(*args, **kwargs)
@@ -152,7 +152,7 @@ class _Guarded(_Checked):
 
         Before it is decided who stores it, the value takes the place of the initial one.
         """
-        if not self.smp_state.is_filled and self.smp_state.owner is None and tf.executing_eagerly():
+        if not self.smp_state.has_value and self.smp_state.owner is None and tf.executing_eagerly():
             _check_fits(self, value)
             set_initial_value(self, foreign_values.later(value, self.dtype))
             return self
@@ -188,15 +188,14 @@ def _leaves_out(variable: Any, method: str, given: tuple[Any, ...]) -> bool:
         OwnershipError: nobody stores the variable yet, or another rank does and a graph is being written.
     """
     state: VariableState = variable.smp_state
-    elsewhere = not state.is_filled and state.owner is not None
-    if foreign_values.leaves_out() and elsewhere and tf.executing_eagerly():
+    if foreign_values.leaves_out() and state.is_elsewhere and tf.executing_eagerly():
         return True
     if state.owner is None or not tf.executing_eagerly():
         _check_readable(variable, "assign to")
         return False
     if not foreign_values.leaves_out():
-        assigned_values.note(state, method, given, variable.dtype, is_left_out=elsewhere)
-    return elsewhere
+        assigned_values.note(state, method, given, variable.dtype, is_left_out=state.is_elsewhere)
+    return state.is_elsewhere
 
 
 #: What such a method writes, and where, by the names of its arguments.

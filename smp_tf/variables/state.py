@@ -18,13 +18,14 @@ class Stored:
     """What is known of a variable's storage: one and the same for all models that use it.
 
     Args:
-        layout: where its value, gradient and slots are; of no stage before the plan.
+        layout: where its value, gradient and slots are, the same on all ranks; of no stage before the plan.
         chunks: the stage of every chunk, in the plan that has decided this.
         number: of the variable among all of models, in the order in which steps have given them to stages: the same on
             all ranks.
         is_kept: whether no step has used the variable so far: its owner only keeps it, until a step that uses it
             decides who stores it.
-        is_filled: whether it has a value here.
+        has_value: whether this rank has memory with a value of it. Before the plan that is so where the variable was
+            built with its value, and after it where the layout says that it is here.
         block: a variable that has this replica's rows, from when they were first updated; it counts as this one.
     """
 
@@ -32,8 +33,19 @@ class Stored:
     chunks: tuple[int, ...] | None = None
     number: int | None = None
     is_kept: bool = False
-    is_filled: bool = False
+    has_value: bool = False
     block: tf.Variable | None = None
+
+    def put(self, layout: Layout) -> None:
+        """Notes where the variable is from now on.
+
+        Args:
+            layout: where its value, gradient and slots are.
+        """
+        if layout.slots != self.layout.slots:
+            # It is of other rows than now.
+            self.block = None
+        self.layout = layout
 
 
 @dataclasses.dataclass
@@ -70,14 +82,14 @@ class VariableState:
         return self.owner is not None and not self.storage.is_kept
 
     @property
-    def is_local(self) -> bool:
-        """Whether this rank stores it; meaningful once its owner is known: all others have freed it then."""
-        return self.owner is not None and self.storage.is_filled
+    def has_value(self) -> bool:
+        """Whether this rank has memory with a value of it."""
+        return self.storage.has_value
 
     @property
-    def is_filled(self) -> bool:
-        """Whether it has a value here."""
-        return self.storage.is_filled
+    def is_elsewhere(self) -> bool:
+        """Whether the plan has given the variable to other ranks, and this one has freed it."""
+        return self.owner is not None and not self.has_value
 
 
 def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:
@@ -91,7 +103,7 @@ def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:
         Whether that is so; a variable that has a value is to be assigned to.
     """
     state = getattr(variable, "smp_state", None)
-    if state is None or state.is_filled or state.owner is not None:
+    if state is None or state.has_value or state.owner is not None:
         return False
     state.initial_value, state.op_seeds = value, ()
     precedence.note(variable)

@@ -22,7 +22,9 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.errors import OwnershipError
+from smp_tf.partition.spread import Place
 from smp_tf.variables import guarded, precedence
+from smp_tf.variables.decision import Decision
 from smp_tf.variables.guarded import BuiltVariable, DeferredVariable
 from smp_tf.variables.state import Stored, VariableState
 
@@ -89,7 +91,7 @@ class VariableStore:
         if known is not None:
             self._add(variable, dataclasses.replace(known, name=name, position=position), also=True)
         else:
-            self._add(variable, VariableState(name, None, (), position, Stored(is_filled=True)))
+            self._add(variable, VariableState(name, None, (), position, Stored(has_value=True)))
 
     def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """Returns a variable creator (see `tf.variable_creator_scope`) that makes variables without storage.
@@ -157,50 +159,47 @@ class VariableStore:
             )
         self._cut = partitions, stage
 
-    def to_settle(self, owners: dict[int, int], chunks: Sequence[int] | None = None) -> list[tuple[tf.Variable, int]]:
-        """Returns the variables that `settle` would decide about, each with the stage that will store it.
+    def decisions(self, owners: dict[int, int], chunks: Sequence[int] | None = None) -> list[Decision]:
+        """Returns what a step decides: where the variables are that it uses first, and those that nobody keeps yet.
+
+        A variable that the step does not use is kept where the one that was made before it is: a layer after the
+        others then is where data reaches it.
 
         Args:
             owners: chunk of each variable that the step uses, by position in creation order.
             chunks: the stage of every chunk; None where each is a stage of its own.
         """
-        return [(variable, chunk if chunks is None else chunks[chunk]) for variable, _, chunk in self._to_place(owners)]
-
-    def _to_place(self, owners: dict[int, int]) -> list[tuple[tf.Variable, VariableState, int]]:
-        """Returns the variables that a step decides about, or that nobody keeps yet, each with its chunk.
-
-        A variable that the step does not use is kept where the one that was made before it is: a layer after the
-        others then is where data reaches it.
-        """
         found, chunk = [], 0
         for variable in self:
             state = self._states[id(variable.handle)]
-            if not state.is_decided and state.position in owners:
+            is_used, layout = state.position in owners, state.storage.layout
+            if is_used and not state.is_decided:
                 chunk = owners[state.position]
-                found.append((variable, state, chunk))
-            elif state.owner is None:
-                found.append((variable, state, chunk))
-            elif state.is_decided and state.chunk is not None:
-                chunk = state.chunk
+            elif state.owner is not None:
+                if state.is_decided and state.chunk is not None:
+                    chunk = state.chunk
+                continue
+            stage = chunk if chunks is None else chunks[chunk]
+            decided = dataclasses.replace(layout, stage=stage, chunk=chunk)
+            found.append(Decision(variable, decided, layout, is_used))
         return found
 
     def settle(
         self,
-        owners: dict[int, int],
-        stage: int,
+        decided: Iterable[Decision],
+        place: Place,
         seed: int,
         restored: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None,
         chunks: Sequence[int] | None = None,
-        move: Callable[[tf.Variable, int, int], tf.Tensor | None] = lambda variable, giver, taker: None,
+        move: Callable[[Decision], tf.Tensor | None] = lambda decision: None,
     ) -> None:
-        """Decides who stores what: fills the variables of this stage, frees what was built and belongs elsewhere.
+        """Does what was decided: fills the variables that are here, frees what was built and belongs elsewhere.
 
         Args:
-            owners: chunk of each variable that the step uses, by position in creation order. Somebody keeps the others
-                until a step that uses them decides.
-            stage: the stage of this rank.
+            decided: what `decisions` gave, of this model.
+            place: coordinates of this rank.
             seed: for random ops in initial values where TensorFlow has no global seed.
-            restored: gives the value that a variable of this stage is to have instead of its initial one, or None.
+            restored: gives the value that a variable is to have here instead of its initial one, or None.
             chunks: the stage of every chunk; None where each is a stage of its own.
             move: brings the value of a variable from the stage that has kept it to the one that is to store it, where
                 it gives the value.
@@ -208,30 +207,29 @@ class VariableStore:
         with tf.init_scope():
             while self._before_settling:
                 self._before_settling.pop(0)()
-        for variable, state, chunk in self._to_place(owners):
-            storage, keeper = state.storage, state.owner
-            owner = chunk if chunks is None else chunks[chunk]
-            is_local = owner == stage
+        for decision in decided:
+            variable, state = decision.variable, self._states[id(decision.variable.handle)]
+            storage, is_here = state.storage, decision.layout.is_here(place)
             storage.number = next(_numbers) if storage.number is None else storage.number
-            storage.layout = dataclasses.replace(storage.layout, stage=owner, chunk=chunk)
+            storage.put(decision.layout)
             storage.chunks = None if chunks is None else tuple(chunks)
-            storage.is_kept = state.position not in owners
-            if keeper is not None and keeper != owner:
-                given = move(variable, keeper, owner)
+            storage.is_kept = not decision.is_used
+            if decision.moves:
+                given = move(decision)
                 if given is not None:
-                    storage.is_filled = True
+                    storage.has_value = True
                     tf_internals.make_storage(variable, given)
-            value = restored(variable) if keeper is None and is_local else None
+            value = restored(variable) if decision.is_first and is_here else None
             if value is not None:
-                storage.is_filled = True
+                storage.has_value = True
                 with tf.init_scope():
                     variable.assign(value, read_value=False)
-            elif is_local and not state.is_filled:
+            elif is_here and not state.has_value:
                 self._fill(variable, state, seed)
-            elif not is_local and state.is_filled:
+            elif not is_here and state.has_value:
                 tf_internals.destroy_storage(variable)
-                storage.is_filled = False
-            if type(variable) is tf_internals.ResourceVariable and len({*(chunks or ()), owner, stage}) > 1:
+                storage.has_value = False
+            if type(variable) is tf_internals.ResourceVariable and _is_of_several(decision, chunks, place):
                 # The script and Keras hold this very object; from now on it checks who reads it, and notes who assigns.
                 variable.smp_state = state
                 tf_internals.turn_into(variable, BuiltVariable)
@@ -259,7 +257,7 @@ class VariableStore:
             seed: for random ops in initial values where TensorFlow has no global seed.
         """
         state = self._states[id(variable.handle)]
-        if state.owner is None and not state.is_filled:
+        if state.owner is None and not state.has_value:
             self._fill(variable, state, seed)
 
     def _fill(self, variable: Any, state: VariableState, seed: int) -> None:
@@ -271,8 +269,13 @@ class VariableStore:
                 value = _with_drawn_seeds(state.initial_value, state.op_seeds, seed, state.position)
             else:
                 value = tf.convert_to_tensor(state.initial_value(), dtype=variable.dtype)
-            state.storage.is_filled = True
+            state.storage.has_value = True
             variable.assign(value, read_value=False)
+
+
+def _is_of_several(decision: Decision, chunks: Sequence[int] | None, place: Place) -> bool:
+    """Returns whether the plan has several stages, as far as one variable's rank can tell."""
+    return len({*(chunks or ()), decision.layout.stage, place["P"]}) > 1
 
 
 _numbers = itertools.count()
@@ -361,7 +364,7 @@ def is_remote(variable: Any) -> bool:
     if store is None:
         return False
     state = store.state(variable)
-    return state is not None and state.owner is not None and not state.is_local
+    return state is not None and state.is_elsewhere
 
 
 def make_script_variable(**kwargs: Any) -> tf.Variable:

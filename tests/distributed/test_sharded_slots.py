@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,18 @@ def test_every_optimizer_gives_the_weights_of_one_process(
         for weight, value in rank["weights"].items():
             np.testing.assert_allclose(value, alone["weights"][weight], rtol=1e-9, atol=1e-12, err_msg=weight)
     assert {weight for rank in ranks for weight in rank["weights"]} == alone["weights"].keys()
+
+
+@on_grids("adam")
+def test_every_rank_knows_the_layouts_of_the_variables_of_all_stages(shared: Shared, grid: Grid, name: str) -> None:
+    ranks = shared[grid][name].values()
+    first = ranks[0]["layouts"]
+    assert all(rank["layouts"] == first for rank in ranks)
+    stages = {weight: rank["place"][0] for rank in ranks for weight in rank["sizes"]}
+    assert first.keys() == stages.keys()
+    for weight, text in first.items():
+        # A gradient goes where the slots are.
+        assert re.fullmatch(rf"stage {stages[weight]}, .*; gradient (whole on D [01] of 2); slots \1", text), text
 
 
 @on_grids("adam", "legacy", "averages")

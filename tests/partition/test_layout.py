@@ -31,22 +31,21 @@ def ranks(mesh: Mesh, question: Any) -> list[int]:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(layouts) == (0, 4)
+    assert doctest.testmod(layouts) == (0, 5)
 
 
 @pytest.mark.parametrize(
     ("layout", "mesh", "here", "updated", "updated_whole", "receives", "writes_value", "writes_slots"),
     [
-        (PLAIN, TWO_BY_TWO, [1, 3], [1, 3], [1, 3], [1, 3], (1,), (1,)),
-        (OF_ONE, TWO_BY_TWO, [1, 3], [3], [3], [3], (1,), (3,)),
-        (OF_ROWS, TWO_BY_TWO, [1, 3], [1, 3], [3], [1, 3], (1,), (1, 3)),
-        (OF_BUCKETS, TWO_BY_TWO, [0, 2], [0, 2], [0], [0, 2], (0,), (0, 2)),
-        (Layout(), TWO_BY_TWO, [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], (0,), (0,)),
+        (PLAIN, TWO_BY_TWO, [1, 3], [1, 3], [1, 3], [1, 3], [1], [1]),
+        (OF_ONE, TWO_BY_TWO, [1, 3], [3], [3], [3], [1], [3]),
+        (OF_ROWS, TWO_BY_TWO, [1, 3], [1, 3], [3], [1, 3], [1], [1, 3]),
+        (OF_BUCKETS, TWO_BY_TWO, [0, 2], [0, 2], [0], [0, 2], [0], [0, 2]),
         # Where T is 2 both shards of a stage have what is whole, and the first of them writes it.
-        (PLAIN, WITH_SHARDS, [2, 3, 6, 7], [2, 3, 6, 7], [2, 3, 6, 7], [2, 3, 6, 7], (2,), (2,)),
-        (OF_ONE, WITH_SHARDS, [2, 3, 6, 7], [6, 7], [6, 7], [6, 7], (2,), (6,)),
-        (OF_ROWS, WITH_SHARDS, [2, 3, 6, 7], [2, 3, 6, 7], [6, 7], [2, 3, 6, 7], (2,), (2, 6)),
-        (OF_COLUMNS, WITH_SHARDS, [0, 1, 4, 5], [0, 1, 4, 5], [0, 4], [0, 1, 4, 5], (0, 1), (0, 1)),
+        (PLAIN, WITH_SHARDS, [2, 3, 6, 7], [2, 3, 6, 7], [2, 3, 6, 7], [2, 3, 6, 7], [2], [2]),
+        (OF_ONE, WITH_SHARDS, [2, 3, 6, 7], [6, 7], [6, 7], [6, 7], [2], [6]),
+        (OF_ROWS, WITH_SHARDS, [2, 3, 6, 7], [2, 3, 6, 7], [6, 7], [2, 3, 6, 7], [2], [2, 6]),
+        (OF_COLUMNS, WITH_SHARDS, [0, 1, 4, 5], [0, 1, 4, 5], [0, 4], [0, 1, 4, 5], [0, 1], [0, 1]),
     ],
 )
 def test_who_has_updates_receives_and_writes(
@@ -56,15 +55,22 @@ def test_who_has_updates_receives_and_writes(
     updated: list[int],
     updated_whole: list[int],
     receives: list[int],
-    writes_value: tuple[int, ...],
-    writes_slots: tuple[int, ...],
+    writes_value: list[int],
+    writes_slots: list[int],
 ) -> None:
     assert ranks(mesh, layout.is_here) == here
-    assert ranks(mesh, lambda place: layout.is_updated_at(place, by_rows=True)) == updated
-    assert ranks(mesh, lambda place: layout.is_updated_at(place, by_rows=False)) == updated_whole
+    whole = layout.slots_of(by_rows=False)
+    assert ranks(mesh, lambda place: layout.is_updated_at(layout.slots_of(by_rows=True), place)) == updated
+    assert ranks(mesh, lambda place: layout.is_updated_at(whole, place)) == updated_whole
     assert ranks(mesh, layout.receives_gradient) == receives
-    assert layout.writers(layout.value, mesh) == writes_value
-    assert layout.writers(layout.slots, mesh) == writes_slots
+    assert ranks(mesh, lambda place: layout.is_written_at(layout.value, place)) == writes_value
+    assert ranks(mesh, lambda place: layout.is_written_at(layout.slots, place)) == writes_slots
+
+
+def test_what_no_stage_stores_is_on_all_ranks() -> None:
+    nowhere = Layout()
+    assert ranks(TWO_BY_TWO, nowhere.is_here) == ranks(TWO_BY_TWO, nowhere.receives_gradient) == [0, 1, 2, 3]
+    assert ranks(TWO_BY_TWO, lambda place: nowhere.is_updated_at(nowhere.slots, place)) == [0, 1, 2, 3]
 
 
 def test_which_rows_and_elements() -> None:

@@ -12,6 +12,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf.keras.optimizer_slots import slots
 from smp_tf.sharding import gather
+from smp_tf.sharding.layouts import layout_of
 from smp_tf.variables.store import is_remote
 from tests.distributed.cases.sent_bytes import counted
 
@@ -84,6 +85,7 @@ def trained(optimizer: str, eager: bool = False) -> dict[str, Any]:
         "sizes": {v.name: v.numpy().nbytes for v in net.local_trainable_variables},
         "iterations": int(made.iterations),
         "place": [smp.mp_rank(), smp.dp_rank()],
+        "layouts": {v.name: str(layout_of(v)) for v in net.variables},
     }
 
 

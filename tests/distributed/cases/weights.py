@@ -194,7 +194,7 @@ def moved() -> dict[str, Any]:
     wanted = predictor(source)()
     before = predict()
     target.set_weights(source.get_weights())
-    owners = [[shard.owner for shard in model.get_weights().shards] for model in (source, target)]
+    owners = [[shard.layout.stage for shard in model.get_weights().shards] for model in (source, target)]
     return {"wanted": wanted, "before": before, "after": predict(), "owners": owners}
 
 

@@ -30,6 +30,7 @@ from smp_tf.checkpoint import writing as checkpoint_writing
 from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.checkpoint.survey import Item, Kind, Survey
 from smp_tf.job import runtime
+from smp_tf.partition.layout import Layout
 from smp_tf.variables import step_seeds
 from tests.smp_tf.rank_threads import Ranks
 
@@ -150,7 +151,7 @@ class _Closing:
 def survey_of(rank: int, value: int) -> Survey:
     """What a rank has: variables of its stage, and one that all ranks have; all say which save it is."""
     own = {
-        key: Item(key, Kind.MODEL, tf.Variable(tf.fill([50], value)), stage, stage == rank)
+        key: Item(key, Kind.MODEL, tf.Variable(tf.fill([50], value)), Layout(stage, stage), stage == rank)
         for stage in range(RANKS)
         for key in [f"model/{stage}"]
     }

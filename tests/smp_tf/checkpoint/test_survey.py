@@ -16,6 +16,7 @@ from smp_tf.checkpoint.survey import Kind, survey, variable_of_slot
 from smp_tf.keras import optimizer_slots
 from smp_tf.partition.spread import EVERYWHERE, SplitOver
 from smp_tf.sharding import layouts
+from tests.smp_tf.variables.test_store import settle
 
 X = np.ones([4, 3], np.float32)
 
@@ -101,7 +102,7 @@ def test_what_another_rank_stores_is_not_here(init: Callable[..., None], two_par
     model = smp.DistributedModel(lambda: tf_keras.Sequential([layers.Dense(4), layers.Dense(2)]))
     model.build((None, 3))
     two_partitions()
-    model._smp_store.settle({2: 1, 3: 1}, 0, 1)
+    settle(model._smp_store, {2: 1, 3: 1}, 0, 1)
     found = {
         key.rpartition("model/wrapped/")[2]: i for key, i in survey(tf.train.Checkpoint(model=model)).items.items()
     }

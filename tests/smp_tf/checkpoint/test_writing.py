@@ -329,11 +329,11 @@ def test_where_a_stage_has_two_shards_each_part_is_written_once(
         topology = ranks.current().topology
         items = {}
         for key, layout in layouts.items():
-            is_here = layout.is_updated_at(topology.place, by_rows=True)
+            is_here = layout.is_updated_at(layout.slots, topology.place)
             rows = layout.slots.rows_at(topology.place) if is_here else None
             of_rows = {} if rows is None else {"rows": rows, "extent": 3}
             target = tf.Variable(value if rows is None else value[slice(*rows)])
-            items[key] = Item(key, Kind.SLOT, target, layout.stage, is_here, spread=layout.slots, **of_rows)
+            items[key] = Item(key, Kind.SLOT, target, layout, is_here, spread=layout.slots, **of_rows)
         writing = checkpoint_writing.Writing(str(tmp_path), "ckpt", "ckpt-1", Survey(items))
         writing.write_parts()
         writing.commit(Rotation(1, None, 0.0))

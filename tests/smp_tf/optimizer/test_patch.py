@@ -19,6 +19,7 @@ from smp_tf.optimizer import patch as patched
 from smp_tf.optimizer.patch import OptimizerPatch, optimizer_patch
 from smp_tf.variables.guarded import tracing_step
 from smp_tf.variables.store import VariableStore
+from tests.smp_tf.variables.test_store import settle
 
 pytestmark = pytest.mark.usefixtures("keras_defaults")
 
@@ -67,7 +68,7 @@ def own_and_remote() -> tuple[tf.Variable, tf.Variable]:
     with tf.variable_creator_scope(store.creator), tracing_step():
         own = tf.Variable(lambda: tf.constant([1.0, 2.0]), name="own")
         remote = tf.Variable(lambda: tf.zeros([1000]), name="remote")
-    store.settle({0: 0, 1: 1}, stage=0, seed=0)
+    settle(store, {0: 0, 1: 1}, stage=0, seed=0)
     remote.kept_alive = store  # as the model does
     return own, remote
 
@@ -138,7 +139,7 @@ def test_a_graph_of_updates_grows_with_the_weights_and_not_with_their_square(
         store = VariableStore("net")
         with tf.variable_creator_scope(store.creator), tracing_step():
             weights = [tf.Variable(lambda: tf.zeros([2])) for _ in range(count)]
-        store.settle(dict.fromkeys(range(count), 0), stage=0, seed=0)
+        settle(store, dict.fromkeys(range(count), 0), stage=0, seed=0)
         optimizer = tf_keras.optimizers.SGD(1.0, momentum=0.9)
 
         def train(gradients: list[tf.Tensor]) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from smp_tf.planning import earlier_steps
 from smp_tf.variables.store import VariableStore
+from tests.smp_tf.variables.test_store import settle
 
 pytestmark = pytest.mark.usefixtures("keras_defaults")
 
@@ -20,7 +21,7 @@ def lowered() -> Any:
     store, made = VariableStore("net"), [tf.Variable([float(number)]) for number in range(3)]
     for variable in made:
         store.adopt(variable)
-    store.settle({0: 0, 1: 1}, stage=1, seed=0, chunks=(0, 1))
+    settle(store, {0: 0, 1: 1}, stage=1, seed=0, chunks=(0, 1))
     # The store lives as long as the graph.
     return SimpleNamespace(variables=made, store=store)
 

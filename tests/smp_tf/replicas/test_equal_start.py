@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
+from smp_tf.partition.layout import Layout
 from smp_tf.replicas import equal_start
+from smp_tf.variables.decision import Decision
 from tests.smp_tf.rank_threads import Ranks
 
 
@@ -34,7 +36,8 @@ def test_where_a_stage_has_two_shards_its_ranks_take_it_for_their_stage(monkeypa
 
     def on(rank: int) -> None:
         of_stage_1 = 3.0 if rank in (6, 7) else 2.0
-        equal_start.take_those_of_one([(tf.Variable(1.0), 0), (tf.Variable(of_stage_1), 1)])
+        begun = [Decision(tf.Variable(v), Layout(stage, stage), Layout()) for stage, v in enumerate((1.0, of_stage_1))]
+        equal_start.take_those_of_one(begun)
 
     assert ranks.run(on) == [None] * 8
     assert taken == {2: ([2.0], 2, True), 3: ([2.0], 2, True), 6: ([3.0], 2, True), 7: ([3.0], 2, True)}

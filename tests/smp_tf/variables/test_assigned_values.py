@@ -19,6 +19,7 @@ from smp_tf.partition.mesh import Mesh
 from smp_tf.variables import assigned_values
 from smp_tf.variables.guarded import tracing_step
 from smp_tf.variables.store import VariableStore
+from tests.smp_tf.variables.test_store import settle
 
 ROOT = Path(smp_tf.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -119,7 +120,7 @@ def settled(owner: int, stage: int, initial: Any) -> tf.Variable:
     with tf.variable_creator_scope(store.creator), tracing_step():
         variable = tf.Variable(lambda: tf.constant(initial), name="kernel")
     with assigned_values.unnoted():
-        store.settle({0: owner}, stage=stage, seed=0)
+        settle(store, {0: owner}, stage=stage, seed=0)
     return variable
 
 

@@ -16,6 +16,7 @@ from tf_keras import layers
 from smp_tf import tf_internals
 from smp_tf.errors import OwnershipError
 from smp_tf.partition.layout import Layout
+from smp_tf.variables.decision import Decision
 from smp_tf.variables.guarded import BuiltVariable, DeferredVariable, made_at_once, tracing_step
 from smp_tf.variables.store import VariableStore, is_remote, keep_for_good, make_script_variable, store_of
 
@@ -37,6 +38,13 @@ def two_weights() -> list[tf.Variable]:
         tf.Variable(lambda: tf.constant([1.0, 2.0]), name="first"),
         tf.Variable(lambda: tf.constant([3.0, 4.0, 5.0]), name="second"),
     ]
+
+
+def settle(
+    store: VariableStore, owners: dict[int, int], stage: int = 0, seed: int = SEED, chunks: Any = None, **given: Any
+) -> None:
+    """Decides where the variables of a store are, as a step does, on a rank of a stage."""
+    store.settle(store.decisions(owners, chunks), {"P": stage, "D": 0, "T": 0}, seed, chunks=chunks, **given)
 
 
 def has_storage(variable: tf.Variable) -> bool:
@@ -61,7 +69,7 @@ class TestStorage:
 
     def test_only_the_owner_fills_it(self) -> None:
         store, (first, second) = deferred(two_weights)
-        store.settle({0: 0, 1: 1}, stage=1, seed=SEED)
+        settle(store, {0: 0, 1: 1}, stage=1, seed=SEED)
         assert not has_storage(first)
         assert second.numpy().tolist() == [3.0, 4.0, 5.0]
         assert (is_remote(first), is_remote(second)) == (True, False)
@@ -69,10 +77,10 @@ class TestStorage:
 
     def test_a_second_decision_changes_nothing(self) -> None:
         store, (first, _) = deferred(two_weights)
-        store.settle({0: 0, 1: 0}, stage=0, seed=SEED)
+        settle(store, {0: 0, 1: 0}, stage=0, seed=SEED)
         first.assign([7.0, 8.0])
         assert not store.is_new
-        store.settle({0: 1, 1: 1}, stage=0, seed=SEED)
+        settle(store, {0: 1, 1: 1}, stage=0, seed=SEED)
         assert first.numpy().tolist() == [7.0, 8.0]
 
     def test_a_weight_built_with_its_value_is_freed_where_another_rank_owns_it(self) -> None:
@@ -81,7 +89,7 @@ class TestStorage:
         store.adopt(kept)
         store.adopt(freed)
         assert stored_bytes(freed) == 4000
-        store.settle({0: 0, 1: 1}, stage=0, seed=SEED)
+        settle(store, {0: 0, 1: 1}, stage=0, seed=SEED)
         assert kept.numpy().tolist() == [1.0] * 1000
         assert stored_bytes(freed) == 0
         assert isinstance(freed, BuiltVariable)
@@ -101,7 +109,7 @@ class TestUnused:
 
     def test_a_variable_that_no_op_uses_is_kept_where_the_one_before_it_is(self) -> None:
         store, (first, second) = deferred(two_weights)
-        store.settle({0: 1}, stage=1, seed=SEED)
+        settle(store, {0: 1}, stage=1, seed=SEED)
         assert [store.state(v).owner for v in (first, second)] == [1, 1]
         assert [store.state(v).is_decided for v in (first, second)] == [True, False]
         assert second.numpy().tolist() == [3.0, 4.0, 5.0]
@@ -109,7 +117,7 @@ class TestUnused:
 
     def test_one_that_comes_before_all_others_is_kept_by_the_first_stage(self) -> None:
         store, (first, second) = deferred(two_weights)
-        store.settle({1: 1}, stage=0, seed=SEED)
+        settle(store, {1: 1}, stage=0, seed=SEED)
         assert [store.state(v).owner for v in (first, second)] == [0, 1]
         assert first.numpy().tolist() == [1.0, 2.0]
 
@@ -125,18 +133,21 @@ class TestUnused:
             else:
                 store, made = deferred(two_weights)
 
-            def move(variable: tf.Variable, keeper: int, owner: int) -> tf.Tensor | None:
-                assert variable is made[1]
-                if keeper == stage:
-                    sent[owner] = variable.read_value()
-                return sent[owner] if owner == stage else None
+            def move(decision: Decision) -> tf.Tensor | None:
+                assert decision.variable is made[1]
+                assert (decision.moves, decision.is_first) == (True, False)
+                place, to = {"P": stage, "D": 0, "T": 0}, decision.layout.stage
+                assert to is not None
+                if decision.before.is_here(place):
+                    sent[to] = decision.variable.read_value()
+                return sent[to] if decision.layout.is_here(place) else None
 
-            store.settle({0: 1}, stage=stage, seed=SEED)
+            settle(store, {0: 1}, stage=stage, seed=SEED)
             if stage == 1:
                 made[1].assign([7.0, 8.0, 9.0])
-            assert [v for v, _ in store.to_settle({0: 1, 1: 0})] == [made[1]]
-            store.settle({0: 1, 1: 0}, stage=stage, seed=SEED, move=move)
-            assert store.to_settle({0: 0, 1: 1}) == []
+            assert [decision.variable for decision in store.decisions({0: 1, 1: 0})] == [made[1]]
+            settle(store, {0: 1, 1: 0}, stage=stage, seed=SEED, move=move)
+            assert store.decisions({0: 0, 1: 1}) == []
             return store, made[1]
 
         store, left = on(1)
@@ -150,9 +161,9 @@ class TestUnused:
 
     def test_it_stays_where_it_is_if_that_is_decided(self) -> None:
         store, (first, second) = deferred(two_weights)
-        store.settle({0: 1}, stage=1, seed=SEED)
+        settle(store, {0: 1}, stage=1, seed=SEED)
         keep_for_good([second])
-        assert store.to_settle({0: 0, 1: 0}) == []
+        assert store.decisions({0: 0, 1: 0}) == []
         assert store.state(second).is_decided
         assert not store.state(first).storage.is_kept
 
@@ -160,10 +171,10 @@ class TestUnused:
         one, (_first, second) = deferred(two_weights)
         other = VariableStore("other")
         other.adopt(second)
-        one.settle({0: 1}, stage=0, seed=SEED)
-        other.settle({}, stage=0, seed=SEED)
+        settle(one, {0: 1}, stage=0, seed=SEED)
+        settle(other, {}, stage=0, seed=SEED)
         assert [one.state(second).owner, other.state(second).owner] == [1, 1]
-        assert other.to_settle({0: 0}) == [(second, 0)]
+        assert [(d.variable, d.before.stage, d.layout.stage) for d in other.decisions({0: 0})] == [(second, 1, 0)]
 
 
 # What a script may do with a variable, and in which words it is refused.
@@ -198,7 +209,7 @@ class TestUse:
         store, (first, _) = deferred(two_weights)
         if (doing, use) == ASSIGN:
             use(first)
-            store.settle({}, stage=0, seed=SEED)
+            settle(store, {}, stage=0, seed=SEED)
             assert first.numpy().tolist() == [1.0, 1.0], "what was assigned takes the place of the initial value"
             return
         with pytest.raises(
@@ -211,7 +222,7 @@ class TestUse:
         self, doing: str, use: Callable[[Any], Any]
     ) -> None:
         store, (first, _) = deferred(two_weights)
-        store.settle({0: 3, 1: 0}, stage=0, seed=SEED)
+        settle(store, {0: 3, 1: 0}, stage=0, seed=SEED)
         if doing == "assign to":
             assert use(first) is first
             assert not has_storage(first)
@@ -222,7 +233,7 @@ class TestUse:
 
     def test_on_its_owner_is_as_with_any_variable(self, doing: str, use: Callable[[Any], Any]) -> None:
         store, (first, _) = deferred(two_weights)
-        store.settle({}, stage=0, seed=SEED)
+        settle(store, {}, stage=0, seed=SEED)
         plain = tf.Variable([1.0, 2.0])
         assert np.array_equal(_as_array(use(first)), _as_array(use(plain)))
         assert first.numpy().tolist() == plain.numpy().tolist()
@@ -234,7 +245,7 @@ def _as_array(value: Any) -> Any:
 
 def test_in_a_function_assigning_is_an_error_where_it_is_not_stored() -> None:
     store, (first, _) = deferred(two_weights)
-    store.settle({0: 3, 1: 0}, stage=0, seed=SEED)
+    settle(store, {0: 3, 1: 0}, stage=0, seed=SEED)
     for use in (use for _, doing, use in USES if doing == "assign to"):
         with pytest.raises(OwnershipError, match=r"assign to variable 'first' in a tf\.function here: partition 3"):
             tf.function(lambda use=use: use(first))()
@@ -242,7 +253,7 @@ def test_in_a_function_assigning_is_an_error_where_it_is_not_stored() -> None:
 
 def test_a_value_of_another_shape_is_refused_where_it_would_be_left_out() -> None:
     store, (first, _) = deferred(two_weights)
-    store.settle({0: 3, 1: 0}, stage=0, seed=SEED)
+    settle(store, {0: 3, 1: 0}, stage=0, seed=SEED)
     for assign in (first.assign, first.assign_add, first.assign_sub):
         with pytest.raises(ValueError, match=r"shape \(3,\) to variable 'first' of shape \(2,\)"):
             assign([1.0, 2.0, 3.0])
@@ -251,7 +262,7 @@ def test_a_value_of_another_shape_is_refused_where_it_would_be_left_out() -> Non
 def test_a_plain_layer_called_over_a_weight_of_another_rank_is_told_to_be_wrapped() -> None:
     layer = layers.Dense(2)
     store, _ = deferred(lambda: (layer.build([None, 3]), layer.weights)[1])
-    store.settle({0: 3, 1: 0}, stage=0, seed=SEED)
+    settle(store, {0: 3, 1: 0}, stage=0, seed=SEED)
     with pytest.raises(OwnershipError, match=r"wrap it in smp\.DistributedModel and use its predict"):
         layer(np.ones([1, 3], np.float32))
 
@@ -281,11 +292,11 @@ class TestSharedByTwoModels:
 
     def test_the_model_that_runs_first_decides_for_both(self) -> None:
         one, other, (first, second, own) = self.shared()
-        one.settle({0: 0, 1: 1}, stage=1, seed=SEED)
+        settle(one, {0: 0, 1: 1}, stage=1, seed=SEED)
         assert [other.state(v).owner for v in (first, second, own)] == [0, 1, None]
         assert other.is_new
         second.assign([6.0, 6.0, 6.0])
-        other.settle({0: 1, 1: 1, 2: 0}, stage=1, seed=SEED)
+        settle(other, {0: 1, 1: 1, 2: 0}, stage=1, seed=SEED)
         assert [other.state(v).owner for v in (first, second, own)] == [0, 1, 1]
         assert second.numpy().tolist() == [6.0, 6.0, 6.0]
         assert own.numpy().tolist() == [9.0]
@@ -295,16 +306,16 @@ class TestSharedByTwoModels:
     def test_where_the_chunks_are_is_known_by_both(self) -> None:
         """Bug: a model that shares another one's weights had their chunks, and did not know where these are."""
         one, other, (first, second, own) = self.shared()
-        one.settle({0: 0, 1: 2}, stage=0, seed=SEED, chunks=(0, 1, 0))
+        settle(one, {0: 0, 1: 2}, stage=0, seed=SEED, chunks=(0, 1, 0))
         stored = [other.state(v).storage for v in (first, second, own)]
         assert [s.layout for s in stored] == [Layout(0, 0), Layout(0, 2), Layout()]
         assert [s.chunks for s in stored] == [(0, 1, 0), (0, 1, 0), None]
 
     def test_the_model_that_came_second_may_run_first(self) -> None:
         one, other, (first, second, own) = self.shared()
-        other.settle({0: 0, 1: 1, 2: 0}, stage=0, seed=SEED)
+        settle(other, {0: 0, 1: 1, 2: 0}, stage=0, seed=SEED)
         assert not one.is_new
-        one.settle({0: 0, 1: 1}, stage=0, seed=SEED)
+        settle(one, {0: 0, 1: 1}, stage=0, seed=SEED)
         assert [v.numpy().tolist() for v in (second, own)] == [[3.0, 4.0, 5.0], [9.0]]
         assert is_remote(first)
 
@@ -317,16 +328,16 @@ class TestSharedByTwoModels:
     def test_a_weight_built_with_its_value_is_shared_too(self) -> None:
         one, other, weight = VariableStore("one"), VariableStore("other"), tf.Variable([1.0])
         one.adopt(weight)
-        one.settle({0: 1}, stage=0, seed=SEED)
+        settle(one, {0: 1}, stage=0, seed=SEED)
         other.adopt(weight)
-        other.settle({0: 0}, stage=0, seed=SEED)
+        settle(other, {0: 0}, stage=0, seed=SEED)
         assert is_remote(weight)
         with pytest.raises(OwnershipError, match="partition 1 owns it"):
             weight.numpy()
 
     def test_it_stays_a_model_s_after_the_first_model_is_gone(self) -> None:
         one, other, (first, second, _) = self.shared()
-        one.settle({0: 0, 1: 1}, stage=0, seed=SEED)
+        settle(one, {0: 0, 1: 1}, stage=0, seed=SEED)
         del one
         gc.collect()
         assert store_of(second) is other
@@ -349,7 +360,7 @@ class TestMadeAtOnce:
         store, total = VariableStore("net"), tf.Variable(3.0)
         store.leave_to_script([total])
         store.adopt(total)
-        store.settle({0: 1}, stage=0, seed=SEED)
+        settle(store, {0: 1}, stage=0, seed=SEED)
         assert (len(store), store.leaves_to_script(total), store_of(total)) == (0, True, None)
         assert total.numpy() == 3.0
 
@@ -360,7 +371,7 @@ class TestMadeAtOnce:
         store.fill(first, seed=SEED)
         first.assign([7.0, 8.0])
         assert not has_storage(second)
-        store.settle({0: owner, 1: 0}, stage=0, seed=SEED)
+        settle(store, {0: owner, 1: 0}, stage=0, seed=SEED)
         assert stored_bytes(first) == (0 if owner else 8)
         if owner:
             with pytest.raises(OwnershipError, match="partition 1 owns it"):
@@ -372,7 +383,7 @@ class TestMadeAtOnce:
 class TestCheckpoints:
     def test_one_that_would_lack_a_weight_of_another_rank_is_not_written_silently(self, tmp_path: Path) -> None:
         store, (first, second) = deferred(two_weights)
-        store.settle({0: 0, 1: 1}, stage=0, seed=SEED)
+        settle(store, {0: 0, 1: 1}, stage=0, seed=SEED)
         with pytest.raises(OwnershipError, match="Cannot save or restore variable 'second' here: partition 1") as e:
             tf.train.Checkpoint(first=first, second=second).write(str(tmp_path / "c"))
         assert "smp.CheckpointManager(checkpoint, directory), used on every rank" in str(e.value)
@@ -381,7 +392,7 @@ class TestCheckpoints:
     def test_one_is_not_restored_into_a_weight_of_another_rank(self, tmp_path: Path) -> None:
         written = tf.train.Checkpoint(v=tf.Variable([1.0, 2.0])).write(str(tmp_path / "c"))
         store, (first, _) = deferred(two_weights)
-        store.settle({0: 1, 1: 0}, stage=0, seed=SEED)
+        settle(store, {0: 1, 1: 0}, stage=0, seed=SEED)
         with pytest.raises(OwnershipError, match="Cannot save or restore variable 'first' here"):
             tf.train.Checkpoint(v=first).read(written)
         assert not has_storage(first)
@@ -394,13 +405,13 @@ class TestCheckpoints:
     def test_a_weight_that_was_freed_is_not_saved_silently_either(self, tmp_path: Path) -> None:
         freed, store = tf.Variable([1.0], name="freed"), VariableStore("net")
         store.adopt(freed)
-        store.settle({0: 1}, stage=0, seed=SEED)
+        settle(store, {0: 1}, stage=0, seed=SEED)
         with pytest.raises(OwnershipError, match="variable 'freed' here"):
             tf.train.Checkpoint(v=freed).write(str(tmp_path / "c"))
 
     def test_a_rank_s_own_weights_are_saved_and_restored(self, tmp_path: Path) -> None:
         store, (first, second) = deferred(two_weights)
-        store.settle({}, stage=0, seed=SEED)
+        settle(store, {}, stage=0, seed=SEED)
         checkpoint = tf.train.Checkpoint(first=first, second=second)
         written = checkpoint.write(str(tmp_path / "c"))
         first.assign([0.0, 0.0])
@@ -456,7 +467,7 @@ def test_initial_values_are_those_of_plain_keras_with_the_same_seed() -> None:
     expected = plain_values()
     tf_keras.utils.set_random_seed(SEED)
     store, made = deferred(many_weights)
-    store.settle({}, stage=0, seed=SEED)
+    settle(store, {}, stage=0, seed=SEED)
     different = [v.name for v, value in zip(made, expected, strict=True) if not np.array_equal(v.numpy(), value)]
     assert different == []
 
@@ -467,7 +478,7 @@ def test_initial_values_do_not_depend_on_which_others_a_rank_fills(stage: int) -
     tf_keras.utils.set_random_seed(SEED)
     store, made = deferred(many_weights)
     tf.random.normal([2])  # what the script draws meanwhile changes nothing
-    store.settle({position: position % 3 for position in range(len(made))}, stage=stage, seed=SEED)
+    settle(store, {position: position % 3 for position in range(len(made))}, stage=stage, seed=SEED)
     filled = [number for number, variable in enumerate(made) if not is_remote(variable)]
     assert filled == list(range(stage, len(made), 3))
     different = [made[n].name for n in filled if not np.array_equal(made[n].numpy(), expected[n])]
@@ -479,14 +490,14 @@ def test_what_a_script_draws_after_the_model_is_as_with_plain_keras() -> None:
     expected = tf.random.normal([3]).numpy()
     tf_keras.utils.set_random_seed(SEED)
     store, _ = deferred(many_weights)
-    store.settle({}, stage=0, seed=SEED)
+    settle(store, {}, stage=0, seed=SEED)
     assert tf.random.normal([3]).numpy().tolist() == expected.tolist()
 
 
 def test_without_a_global_seed_replicas_agree_on_random_initial_values() -> None:
     def replica() -> list[float]:
         store, (drawn,) = deferred(lambda: [tf.Variable(lambda: tf.random.normal([3]))])
-        store.settle({}, stage=0, seed=SEED)
+        settle(store, {}, stage=0, seed=SEED)
         return drawn.numpy().tolist()
 
     tf.random.set_seed(None)
@@ -505,7 +516,7 @@ def test_an_initial_value_may_need_many_bytes_only_where_it_is_owned() -> None:
         return tf.zeros([1 << 20, 1 << 20])  # 4 TiB
 
     store, _ = deferred(lambda: [tf.Variable(huge)])
-    store.settle({0: 1}, stage=0, seed=SEED)
+    settle(store, {0: 1}, stage=0, seed=SEED)
     assert made == [False]
 
 
@@ -526,7 +537,7 @@ class TestArguments:
             ]
 
         store, (made,) = deferred(build)
-        store.settle({}, stage=0, seed=SEED)
+        settle(store, {}, stage=0, seed=SEED)
         assert made.name == "kept:0"
         assert made.trainable is False
         assert made.constraint is constraint
@@ -558,7 +569,7 @@ class TestArguments:
             ]
 
         store, (open_, whole) = deferred(build)
-        store.settle({}, stage=0, seed=SEED)
+        settle(store, {}, stage=0, seed=SEED)
         assert (open_.dtype, open_.shape.as_list()) == (tf.float64, [None])
         assert open_.numpy().tolist() == [1.0, 2.0]
         assert (whole.dtype, whole.numpy().tolist()) == (tf.int64, [1, 2])
@@ -590,6 +601,6 @@ def test_a_store_takes_over_the_variables_of_another_behind_its_own() -> None:
     outer.extend(inner)
     assert [outer.state(v).position for v in (own, first, second)] == [0, 1, 2]
     assert store_of(first) is outer
-    outer.settle({0: 1, 1: 1, 2: 0}, stage=0, seed=SEED)
+    settle(outer, {0: 1, 1: 1, 2: 0}, stage=0, seed=SEED)
     assert [v.name for v in outer if not is_remote(v)] == ["second:0"]
     assert second.numpy().tolist() == [3.0, 4.0, 5.0]

@@ -1,0 +1,39 @@
+"""Where a variable of a model is from now on: what a step decides of it, the same on all ranks.
+
+nobody stores it yet       before: no stage     layout: stage 1     it begins with its initial value there
+stage 1 has only kept it   before: stage 1      layout: stage 0     its value and its slots move
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from smp_tf.partition.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """Where a variable's value, gradient and slots are from now on.
+
+    Args:
+        variable: of a distributed model.
+        layout: where they are from now on.
+        before: where they were: on no stage where nobody has stored the variable so far.
+        is_used: whether the step uses the variable. Else a stage only keeps it, until a step that uses it decides.
+    """
+
+    variable: Any
+    layout: Layout
+    before: Layout
+    is_used: bool = True
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody has stored the variable so far."""
+        return self.before.stage is None
+
+    @property
+    def moves(self) -> bool:
+        """Whether a stage has stored the variable so far, and another one does from now on."""
+        return self.before.stage not in (None, self.layout.stage)
