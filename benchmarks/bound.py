@@ -106,7 +106,7 @@ def tasks_in(steps: Sequence[StepAnatomy]) -> Iterator[tuple[str, int, float]]:
     """Yields the kind, chunk and seconds of all tasks that ran in some steps."""
     for stage in chain.from_iterable(step.stages for step in steps):
         for run in stage.compute if stage is not None else ():
-            yield run.task.kind.value, run.task.chunk, (run.end - run.begin) / 1e9
+            yield run.task.kind.word, run.task.chunk, (run.end - run.begin) / 1e9
 
 
 def seen(steps: Sequence[StepAnatomy], seconds: float, microbatches: int) -> dict[str, Any]:

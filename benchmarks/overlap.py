@@ -42,7 +42,8 @@ from models.split_step import own_batch, split_step
 from rich.console import Console
 from rich.table import Table
 
-from smp_tf.pipeline.task import BucketMakers, Kind, Program
+from smp_tf.pipeline.programs.kinds import REDUCE
+from smp_tf.pipeline.task import BucketMakers, Program
 
 WAYS = ("beside", "behind", "without", "horovod")
 SEED = 1
@@ -51,18 +52,20 @@ SEED = 1
 @contextlib.contextmanager
 def patched(way: str) -> Iterator[None]:
     """Makes a step, within its context, be traced to average its gradients in that way."""
-    preparation = importlib.import_module("smp_tf.steps.preparation")
-    program = importlib.import_module("smp_tf.pipeline.run.stage_program")
-    add = program.add_reductions
+    preparation, program, tasks = (
+        importlib.import_module(f"smp_tf.{name}")
+        for name in ("steps.preparation", "pipeline.run.stage_program", "pipeline.run.step_tasks")
+    )
+    add = tasks.add_reductions
 
     def last(planned: Program, buckets: Sequence[BucketMakers]) -> Program:
         found = add(planned, buckets)
-        ranks = tuple(tuple(sorted(tasks, key=lambda task: task.kind is Kind.REDUCE)) for tasks in found.ranks)
+        ranks = tuple(tuple(sorted(tasks, key=lambda task: task.kind is REDUCE)) for tasks in found.ranks)
         return replace(found, ranks=ranks)
 
     with contextlib.ExitStack() as stack:
         if way == "behind":
-            stack.enter_context(mock.patch.object(program, "add_reductions", last))
+            stack.enter_context(mock.patch.object(tasks, "add_reductions", last))
             stack.enter_context(mock.patch.object(program, "plan_early_sums", return_value=None))
         if way == "without":
             stack.enter_context(mock.patch.object(preparation, "sum_gradients_at", lambda sums, *_: (list(sums), [])))

@@ -20,12 +20,11 @@ tests, so they are plain data with a text form, one rank per line:
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from smp_tf.pipeline.errors import ProgramError, TaskTextError
+from smp_tf.pipeline.errors import ProgramError
 
 
 class Index(enum.Enum):
@@ -37,60 +36,53 @@ class Index(enum.Enum):
     BUCKET = enum.auto()
 
 
-class Kind(enum.Enum):
-    """What a task does. The value is the word that stands for it in text.
-
-    The table in `programs/kinds.py` says what a kind needs, how long it takes, what it holds and how it looks.
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What a task does.
 
     F: forward. B: backward in one piece. I and W: backward in two pieces; I makes the gradient for the chunk before, W
     the gradients of the weights. T: the work of a sweep after backward. SEND and RECV: one tensor of one transfer edge.
-    REDUCE: average gradients over replicas. APPLY: update weights. CHECK: compare the batch of this rank with that of
-    the replica's first rank. TELL: send a few numbers to the first stage, such as squares for a norm. SUM: add up those
-    of all stages. GATHER, RELEASE and OFFLOAD are reserved for sharded weights and for activations that are moved away.
-    No schedule emits them. Activations that are made again are made within B or I.
+    Activations that are made again are made within B or I.
+
+    Schedules and transfers are made of these. What is done once a step, such as an average over replicas, has a kind of
+    its own; it stands next to its row in `programs/kinds.py`. Kinds are equal only where they are the same.
 
     Attributes:
+        word: stands for it in text.
         index: what distinguishes tasks of this kind.
         sweep: the sweep of all tasks of this kind; None where they have none, or several.
-        is_compute: whether a task of this kind runs a segment of the model.
-        is_transfer: whether a task of this kind is one end of a transfer edge.
-        number: the kind's number, from 0, the same in every process.
+        part: 1 for the second part of a backward that is cut in two; else 0.
+        name: stands for it in messages; the word where it is not given.
     """
 
-    F = "F", Index.MICROBATCH, 0
-    B = "B", Index.MICROBATCH, 1
-    I = "I", Index.MICROBATCH, 1  # noqa: E741 - the name the literature uses
-    W = "W", Index.MICROBATCH, 1
-    T = "T", Index.SWEEP_AND_MICROBATCH
-    SEND = "S", Index.EDGE_AND_MICROBATCH
-    RECV = "R", Index.EDGE_AND_MICROBATCH
-    REDUCE = "REDUCE", Index.BUCKET
-    APPLY = "APPLY", Index.BUCKET
-    GATHER = "GATHER", Index.BUCKET
-    RELEASE = "RELEASE", Index.BUCKET
-    OFFLOAD = "OFFLOAD", Index.MICROBATCH
-    CHECK = "CHECK", Index.BUCKET
-    TELL = "TELL", Index.BUCKET
-    SUM = "SUM", Index.BUCKET
-
-    # The hash of Enum is Python code, and every task is looked up many times. Members are equal only where they are the
-    # same.
-    __hash__ = object.__hash__
-
+    word: str
     index: Index
-    sweep: int | None
+    sweep: int | None = None
+    part: int = 0
+    name: str = ""
 
-    def __new__(cls, word: str, index: Index, sweep: int | None = None) -> Kind:
-        """Makes the word alone the member's value."""
-        kind = object.__new__(cls)
-        kind._value_ = word
-        return kind
+    F: ClassVar[Kind]
+    B: ClassVar[Kind]
+    I: ClassVar[Kind]  # noqa: E741 - the name the literature uses
+    W: ClassVar[Kind]
+    T: ClassVar[Kind]
+    SEND: ClassVar[Kind]
+    RECV: ClassVar[Kind]
 
-    def __init__(self, word: str, index: Index, sweep: int | None = None) -> None:
-        self.index, self.sweep = index, sweep
-        self.is_compute = sweep is not None or index is Index.SWEEP_AND_MICROBATCH
-        self.is_transfer = index is Index.EDGE_AND_MICROBATCH
-        self.number = len(type(self).__members__)
+    #: Found once, as every task is looked up many times.
+    is_compute: bool = field(init=False, repr=False)
+    is_transfer: bool = field(init=False, repr=False)
+    number: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        found = {
+            "name": self.name or self.word,
+            "is_compute": self.sweep is not None or self.index is Index.SWEEP_AND_MICROBATCH,
+            "is_transfer": self.index is Index.EDGE_AND_MICROBATCH,
+            "number": int.from_bytes(self.word.encode(), "big"),
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     @property
     def is_of_stage(self) -> bool:
@@ -103,12 +95,18 @@ class Kind(enum.Enum):
         return self.index in (Index.MICROBATCH, Index.SWEEP_AND_MICROBATCH)
 
 
+Kind.F = Kind("F", Index.MICROBATCH, 0)
+Kind.B = Kind("B", Index.MICROBATCH, 1)
+Kind.I = Kind("I", Index.MICROBATCH, 1)
+Kind.W = Kind("W", Index.MICROBATCH, 1, part=1)
+Kind.T = Kind("T", Index.SWEEP_AND_MICROBATCH)
+Kind.SEND = Kind("S", Index.EDGE_AND_MICROBATCH, name="SEND")
+Kind.RECV = Kind("R", Index.EDGE_AND_MICROBATCH, name="RECV")
+
+
 def goes_down(sweep: int) -> bool:
     """Returns whether a sweep runs from the last chunk to the first, as backward does."""
     return sweep % 2 == 1
-
-
-_TASK_TEXT = re.compile(r"(\d+)([A-Z]+)(?:(\d+)(?:\.(\d+))?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +116,11 @@ class Task:
     Attributes:
         kind: what is done.
         chunk: the chunk that it is done for. For SEND it is the chunk that made the tensor, for RECV the chunk that
-            needs it. For what is done for all of a rank, such as REDUCE, it is the stage.
+            needs it. For what is done for all of a rank, such as an average, it is the stage.
         microbatch: which microbatch, from 0; None for what happens once per step.
         edge: index of the transfer edge; SEND and RECV only.
         sweep: 0 for F, 1 for B, I and W (both filled in), 2 or more for T (must be given).
-        bucket: the bucket of weights, or None for all of them; REDUCE, APPLY, GATHER and RELEASE only.
+        bucket: the bucket of weights, or None for all of them; only of what is done for all of a rank.
 
     Example:
         >>> Task(Kind.F, chunk=2, microbatch=0)
@@ -146,9 +144,11 @@ class Task:
         expected_sweep = kind.sweep
         if self.sweep is None and expected_sweep is not None:
             object.__setattr__(self, "sweep", expected_sweep)
-        if kind is Kind.T:
+        if kind.index is Index.SWEEP_AND_MICROBATCH:
             if self.sweep is None or self.sweep < 2:
-                raise ProgramError(f"A T task belongs to a sweep after backward, 2 or more. Received: {self.sweep}")
+                raise ProgramError(
+                    f"A {kind.name} task belongs to a sweep after backward, 2 or more. Received: {self.sweep}"
+                )
         elif self.sweep != expected_sweep:
             raise ProgramError(f"A task of kind {kind.name} has sweep {expected_sweep}. Received: {self.sweep}")
         if kind.is_transfer != (self.edge is not None):
@@ -167,10 +167,10 @@ class Task:
     @property
     def part(self) -> int:
         """Returns 1 for W, the second part of a backward that is cut in two; else 0."""
-        return int(self.kind is Kind.W)
+        return self.kind.part
 
     def __str__(self) -> str:
-        return f"{self.chunk}{self.kind.value}{self._index()}"
+        return f"{self.chunk}{self.kind.word}{self._index()}"
 
     def __repr__(self) -> str:
         return f"Task({str(self)!r})"
@@ -189,50 +189,6 @@ class Task:
 
 def _dotted(first: int | None, second: int | None) -> str:
     return f"{first}" if second is None else f"{first}.{second}"
-
-
-def parse(text: str) -> Task:
-    """Returns the task that a text such as `2F0` names. It is the inverse of `str(task)`.
-
-    Args:
-        text: chunk, kind, and the numbers that distinguish tasks of a kind: `2F0` (chunk 2, microbatch 0), `1T2.5`
-            (sweep 2, microbatch 5), `0S3.2` (edge 3, microbatch 2), `0S3` (edge 3, once per step), `0REDUCE1` (bucket
-            1), `0APPLY`.
-
-    Returns:
-        The task.
-
-    Raises:
-        TaskTextError: the text names no task.
-
-    Example:
-        >>> parse("1I3") == Task(Kind.I, chunk=1, microbatch=3)
-        True
-    """
-    match = _TASK_TEXT.fullmatch(text)
-    words = {kind.value: kind for kind in Kind}
-    if match is None or match[2] not in words:
-        raise TaskTextError(
-            "A task is written as chunk, kind, microbatch, for instance 2F0, 1B3, 1T2.5, 0S3.2 or "
-            f"0R3.2, with a kind out of {', '.join(words)}. Received: {text!r}"
-        )
-    kind, chunk = words[match[2]], int(match[1])
-    first = None if match[3] is None else int(match[3])
-    second = None if match[4] is None else int(match[4])
-    if second is not None and kind.index in (Index.MICROBATCH, Index.BUCKET):
-        raise TaskTextError(f"A task of kind {kind.name} has one number. Received: {text!r}")
-    try:
-        match kind.index:
-            case Index.EDGE_AND_MICROBATCH:
-                return Task(kind, chunk, microbatch=second, edge=first)
-            case Index.SWEEP_AND_MICROBATCH:
-                return Task(kind, chunk, microbatch=second, sweep=first)
-            case Index.MICROBATCH:
-                return Task(kind, chunk, microbatch=first)
-            case Index.BUCKET:
-                return Task(kind, chunk, bucket=first)
-    except ProgramError as error:
-        raise TaskTextError(f"{error}, in {text!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,41 +279,8 @@ class Program:
         return sweep, (self.chunks - 1 - chunk if goes_down(sweep) else chunk)
 
     def text(self) -> str:
-        """Returns the program as text, one rank per line; `parse_program` reads it back."""
+        """Returns the program as text, one rank per line; `programs/text.py` reads it back."""
         return "\n".join(" ".join(map(str, tasks)) for tasks in self.ranks)
-
-
-def parse_program(text: str) -> Program:
-    """Returns the program that a text names, one rank per line.
-
-    The tasks say how many chunks, microbatches and sweeps there are. Blank lines, and what follows a `#`, do not count.
-
-    Args:
-        text: the tasks of one rank per line, separated by spaces.
-
-    Returns:
-        The program. Only `check` says whether it can run.
-
-    Raises:
-        TaskTextError: a word is not a task, or there is no compute task.
-
-    Example:
-        >>> parse_program("0F0 0B0").microbatches
-        1
-    """
-    lines = (line.partition("#")[0].split() for line in text.splitlines())
-    ranks = tuple(tuple(parse(word) for word in words) for words in lines if words)
-    compute = [task for tasks in ranks for task in tasks if task.kind.is_compute]
-    if not compute:
-        raise TaskTextError(
-            f"A program holds at least one compute task, such as 0F0, one rank per line. Received: {text!r}"
-        )
-    return Program(
-        ranks,
-        microbatches=1 + max(task.microbatch or 0 for task in compute),
-        chunks=1 + max(task.chunk for task in compute),
-        sweeps=1 + max(task.sweep or 0 for task in compute),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Pipeline(Split):
             **measured,
             "sent_bytes": self._sent() - before,
             "tasks": [
-                (task.task.kind.value, task.task.chunk, (task.end - task.begin) / 1e9)
+                (task.task.kind.word, task.task.chunk, (task.end - task.begin) / 1e9)
                 for step in record.steps
                 for task in step.compute
             ],

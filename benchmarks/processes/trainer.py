@@ -271,7 +271,7 @@ class Split(Trainer):
 
         @tf.function
         def clear() -> None:
-            for accumulator in self.stopwatch.returned["preparation.build_stage_program"].accumulators.values():
+            for accumulator in self.stopwatch.returned["preparation.build_stage_program"].sums.accumulators.values():
                 accumulator.clear(tf.no_op())
 
         return clear
@@ -304,8 +304,8 @@ class Split(Trainer):
         calls = {}
         for sweep, name in enumerate(("forward", "backward")):
             segment = program.functions[program.stage, sweep, 0]
-            given = [value_of(tensor) for tensor in segment.arguments]
-            given += [anything(graph.variables[v].type) for v in segment.remote_values]
+            given = [value_of(tensor) for tensor in segment.takes.arguments]
+            given += [anything(graph.variables[v].type) for v in segment.takes.remote_values]
             known.update(zip(segment.outputs, segment.function(*given), strict=True))
             calls[name] = (segment.function, given)
         return calls

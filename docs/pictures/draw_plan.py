@@ -77,10 +77,10 @@ def draw_schedule(axes: Any, plan: dict[str, Any]) -> None:
         for span in spans:
             length = span.end - span.start
             if span.task.kind.is_compute and length:
-                dark = 1.0 if span.task.kind.value == "B" else 0.55
+                dark = 1.0 if span.task.kind.word == "B" else 0.55
                 axes.barh(rank, length, HEIGHT, span.start, color=COLOURS[rank % len(COLOURS)], alpha=dark, ec="white")
                 # There is room for a name where a task is not all too short.
-                name = f"{span.task.kind.value}{span.task.microbatch}" if length > 0.025 * timeline.step_time else ""
+                name = f"{span.task.kind.word}{span.task.microbatch}" if length > 0.025 * timeline.step_time else ""
                 axes.text(span.start + length / 2, rank, name, ha="center", va="center", size=7)
     axes.set_yticks(range(plan["partitions"]), [f"rank {rank}" for rank in range(plan["partitions"])])
     axes.set_xticks([])

@@ -49,7 +49,7 @@ class Chain:
         """Returns the chain of a step's units with their estimated costs."""
         return cls(
             names=tuple(names),
-            times=tuple(u.time_forward + u.time_backward for u in costs.units),
+            times=tuple(u.seconds.both for u in costs.units),
             flows=costs.flows,
             stashes=costs.stashes,
             weights=costs.weights,

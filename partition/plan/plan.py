@@ -260,7 +260,7 @@ def _forecast(
     stages, stage_of = chunks.stages, solution.stage_of
     times, units = [0.0] * stages, [0] * stages
     for unit, cost in enumerate(costs.units):
-        times[stage_of[unit]] += (cost.time_forward + cost.time_backward) / speed[stage_of[unit]]
+        times[stage_of[unit]] += cost.seconds.both / speed[stage_of[unit]]
         units[stage_of[unit]] += 1
     whole = sum(times) or 1.0
     stash_of = [0.0] * len(chunks.placement)
@@ -360,8 +360,8 @@ def _largest(
     def weight(unit: Unit) -> float:
         cost = costs.units[unit.index]
         if objective == "speed":
-            return cost.time_forward + cost.time_backward
-        kept = most[solution.chunk_of[unit.index]] * cost.stash_bytes
+            return cost.seconds.both
+        kept = most[solution.chunk_of[unit.index]] * cost.nbytes.stash
         return sum(stored[v] for v in cost.variables) + kept
 
     found = []

@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
@@ -34,10 +35,21 @@ from smp_tf.partition.units.backward_parts import input_gradient_nodes
 from smp_tf.partition.units.recompute import remade_nodes
 
 _READ = "ReadVariableOp"
-#: Chunk, sweep, and part of the sweep.
-_Key = tuple[int, int, int]
 #: Ops that read a weight and can as well be given its value.
 _READERS = frozenset({_READ, "ResourceGather", "ResourceGatherNd", "VariableShape"})
+
+
+class Visit(NamedTuple):
+    """When a microbatch is in a chunk.
+
+    Attributes:
+        chunk, sweep: where and when.
+        part: 1 for what only weights need of a backward that is cut in two; else 0.
+    """
+
+    chunk: int
+    sweep: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +57,32 @@ class Segment:
     """What one chunk runs for one microbatch in one sweep.
 
     Args:
-        chunk, sweep: where and when.
-        part: 1 for what only weights need of a backward that is cut in two; else 0.
+        visit: where and when.
         nodes: numbers of the nodes to run, in order, copies of free ones, and of those made again, included.
         sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes it takes from its surroundings.
         inputs: tensors made elsewhere: by an earlier segment of the stage or received.
         remote_values: variables of other stages whose value it reads; the value is fed in, once per step.
         outputs: tensors that later segments, other stages or the caller need.
-        has_effect: whether it must run even where nobody reads an output.
         after: nodes that wait for others besides their inputs, each with those.
     """
 
-    chunk: int
-    sweep: int
-    part: int
+    visit: Visit
     nodes: tuple[int, ...]
     sources: tuple[int, ...]
     inputs: tuple[Tensor, ...]
     remote_values: tuple[int, ...]
     outputs: tuple[Tensor, ...]
-    has_effect: bool
     after: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @property
+    def chunk(self) -> int:
+        """The chunk that runs it."""
+        return self.visit.chunk
+
+    @property
+    def sweep(self) -> int:
+        """The sweep in which it is run."""
+        return self.visit.sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +120,7 @@ class Split:
     Args:
         graph: the op graph all numbers refer to.
         assignment: the placement that was cut.
-        segments: by (chunk, sweep, part); where a chunk has nothing to do there is none.
+        segments: by visit; where a chunk has nothing to do there is none.
         transfers: in the order of their index.
         handed_on: what one chunk makes and another one of its stage needs, numbered after the transfers; never sent.
         outputs: one per `graph.outputs`.
@@ -111,7 +128,7 @@ class Split:
 
     graph: OpGraph
     assignment: Assignment
-    segments: dict[_Key, Segment]
+    segments: dict[Visit, Segment]
     transfers: tuple[Transfer, ...]
     handed_on: tuple[Transfer, ...]
     outputs: tuple[StepOutputPlan, ...]
@@ -126,9 +143,9 @@ class Split:
         """The stage of every chunk."""
         return self.assignment.placement
 
-    def segments_of(self, stage: int) -> dict[_Key, Segment]:
+    def segments_of(self, stage: int) -> dict[Visit, Segment]:
         """Returns the segments of a stage, in order of chunk, sweep and part."""
-        return {key: one for key, one in sorted(self.segments.items()) if self.placement[key[0]] == stage}
+        return {key: one for key, one in sorted(self.segments.items()) if self.placement[key.chunk] == stage}
 
     def stage_of_variable(self, index: int) -> int | None:
         """Returns the stage that owns a variable; None for one of the script's own."""
@@ -152,7 +169,7 @@ class Split:
         own = self.segments_of(stage)
         forward = {t for (_, sweep, _), segment in own.items() if not sweep for t in segment.outputs + segment.inputs}
         for (chunk, sweep, part), segment in own.items():
-            first = own.get((chunk, 1, 0)) if part else None
+            first = own.get(Visit(chunk, 1)) if part else None
             before = forward.union(first.outputs, first.inputs) if first else forward
             kept.update((tensor, None) for tensor in segment.inputs if sweep and tensor in before)
         return tuple(kept)
@@ -208,26 +225,26 @@ class _Splitter:
         kept = {t.node for number in late for t in self.graph.nodes[number].inputs}
         self.remade = remade_nodes(self.graph, recompute, kept)
         # Per segment: the nodes it runs itself, and the tensors it takes from elsewhere.
-        self.members: dict[_Key, set[int]] = defaultdict(set)
-        self.taken: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
-        self.remote: dict[_Key, set[int]] = defaultdict(set)
-        self.exported: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
+        self.members: dict[Visit, set[int]] = defaultdict(set)
+        self.taken: dict[Visit, dict[Tensor, None]] = defaultdict(dict)
+        self.remote: dict[Visit, set[int]] = defaultdict(set)
+        self.exported: dict[Visit, dict[Tensor, None]] = defaultdict(dict)
 
-    def _visit(self, number: int) -> _Key:
+    def _visit(self, number: int) -> Visit:
         """Returns the chunk, sweep and part of a node that has a chunk."""
         place = self.places[number]
         assert place.chunk is not None
         late = place.role is Role.HOME and place.sweep == 1 and number not in self.waited_for
-        return place.chunk, place.sweep, self._last_part(place.chunk) if late else 0
+        return Visit(place.chunk, place.sweep, self._last_part(place.chunk) if late else 0)
 
     def _last_part(self, chunk: int) -> int:
         """Returns the part of backward that holds what only weights need."""
         return int(chunk in self.cut_backward)
 
-    def _replicated_keys(self) -> list[_Key]:
+    def _replicated_keys(self) -> list[Visit]:
         """Returns where the replicated ops of each stage are: on the first of its chunks."""
         stages = range(self.assignment.stages)
-        return [(self.assignment.first_chunk(stage), self.assignment.replicated_sweep, 0) for stage in stages]
+        return [Visit(self.assignment.first_chunk(stage), self.assignment.replicated_sweep) for stage in stages]
 
     def run(self) -> Split:
         outputs = self.outputs
@@ -240,7 +257,7 @@ class _Splitter:
                 if p.role is Role.HOME and p.sweep == 1 and p.chunk is not None
             }
             self.waited_for = input_gradient_nodes(self.graph, chunk_of, never_made)
-        roots: dict[_Key, dict[int, None]] = defaultdict(dict)
+        roots: dict[Visit, dict[int, None]] = defaultdict(dict)
         for number, place in enumerate(self.places):
             if number in never_made:
                 continue
@@ -269,15 +286,15 @@ class _Splitter:
         segments = {key: self._segment(key) for key in sorted(self.members) if self.members[key]}
         return Split(self.graph, self.assignment, segments, transfers, handed_on, outputs)
 
-    def _made_at(self, output: StepOutputPlan) -> _Key:
+    def _made_at(self, output: StepOutputPlan) -> Visit:
         """Returns the chunk, sweep and part that make an output which not all stages make."""
         if self.places[output.tensor.node].role is Role.HOME:
             return self._visit(output.tensor.node)
         chunk = output.chunk
         assert chunk is not None
-        return (chunk, 1, self._last_part(chunk)) if output.is_gradient else (chunk, 0, 0)
+        return Visit(chunk, 1, self._last_part(chunk)) if output.is_gradient else Visit(chunk, 0)
 
-    def _include(self, key: _Key, root: int) -> None:
+    def _include(self, key: Visit, root: int) -> None:
         """Puts a node and the copies it needs into a segment, and notes what must come from elsewhere."""
         stack = [root]
         members = self.members[key]
@@ -298,11 +315,11 @@ class _Splitter:
                 else:
                     self._take(key, tensor, number)
 
-    def _is_remote(self, key: _Key, variables: tuple[int, ...]) -> bool:
+    def _is_remote(self, key: Visit, variables: tuple[int, ...]) -> bool:
         owners = [self.assignment.stage_of(self.assignment.owners[v]) for v in variables]
-        return any(owner not in (None, self.placement[key[0]]) for owner in owners)
+        return any(owner not in (None, self.placement[key.chunk]) for owner in owners)
 
-    def _check_handles(self, key: _Key, number: int) -> None:
+    def _check_handles(self, key: Visit, number: int) -> None:
         node = self.graph.nodes[number]
         touched = node.reads + node.writes
         if not self._is_remote(key, touched) or (node.op in _READERS and self._can_copy(touched)):
@@ -310,7 +327,7 @@ class _Splitter:
         variable = next(v for v in touched if self._is_remote(key, (v,)))
         owner = self.assignment.stage_of(self.assignment.owners[variable])
         raise PlacementError(
-            f"Op {node.name!r} ({node.op}) on stage {self.assignment.stage_of(key[0])} needs the handle of "
+            f"Op {node.name!r} ({node.op}) on stage {self.assignment.stage_of(key.chunk)} needs the handle of "
             f"{self.graph.variables[variable].name!r}, which stage {owner} owns. Only plain "
             f"reads of a weight that the step does not write may cross stages."
         )
@@ -318,41 +335,41 @@ class _Splitter:
     def _can_copy(self, variables: tuple[int, ...]) -> bool:
         return all(self.graph.variables[v].read_only for v in variables)
 
-    def _runs_here(self, key: _Key, producer: int, reader: int) -> bool:
+    def _runs_here(self, key: Visit, producer: int, reader: int) -> bool:
         place = self.places[producer]
         if place.role in (Role.FREE, Role.WEIGHT):
             return True
         if place.role is Role.REPLICATED:
-            return key[1] == self.replicated_sweep
+            return key.sweep == self.replicated_sweep
         if self._is_remade(key, producer, reader):
             return not self._is_in_first_part(key, producer)
         return self._visit(producer) == key
 
-    def _is_remade(self, key: _Key, producer: int, reader: int) -> bool:
+    def _is_remade(self, key: Visit, producer: int, reader: int) -> bool:
         """Returns whether backward makes again what a forward op made, for one of its group."""
         place = self.places[producer]
         return (
             producer in self.remade
             and place.role is Role.HOME
-            and (place.chunk, place.sweep) == (key[0], 0)
-            and key[1] == 1
+            and (place.chunk, place.sweep) == (key.chunk, 0)
+            and key.sweep == 1
             and self.group_of.get(reader) == self.group_of[producer]
         )
 
-    def _is_in_first_part(self, key: _Key, producer: int) -> bool:
+    def _is_in_first_part(self, key: Visit, producer: int) -> bool:
         """Returns whether the first of two parts of backward, which comes before this one, has made it again."""
-        return key[2] == 1 and producer in self.members[key[0], 1, 0]
+        return key.part == 1 and producer in self.members[Visit(key.chunk, 1)]
 
-    def _take(self, key: _Key, tensor: Tensor, reader: int) -> None:
+    def _take(self, key: Visit, tensor: Tensor, reader: int) -> None:
         remade = self._is_remade(key, tensor.node, reader)
         if remade:
-            self.exported[key[0], 1, 0][tensor] = None
+            self.exported[Visit(key.chunk, 1)][tensor] = None
         if tensor in self.taken[key]:
             return
         self.taken[key][tensor] = None
         place = self.places[tensor.node]
         kind = self.graph.type_of(tensor)
-        made, needed = self.assignment.stage_of(place.chunk), self.assignment.stage_of(key[0])
+        made, needed = self.assignment.stage_of(place.chunk), self.assignment.stage_of(key.chunk)
         if made != needed and kind.dtype in UNSENDABLE_DTYPES:
             raise PlacementError(
                 f"Tensor {self.graph.nodes[tensor.node].name}:{tensor.index} ({kind.dtype}) is made on stage "
@@ -370,8 +387,9 @@ class _Splitter:
         placement, stages = self.placement, range(self.assignment.stages)
         first_need: dict[tuple[Tensor, int], tuple[int, int | None]] = {}
         within: dict[tuple[Tensor, int], int] = {}
-        for chunk, sweep, part in sorted(self.taken, key=self._when):
-            for tensor in self.taken[chunk, sweep, part]:
+        for visit in sorted(self.taken, key=self._when):
+            chunk, sweep, _ = visit
+            for tensor in self.taken[visit]:
                 source = self.places[tensor.node].chunk
                 if self.assignment.stage_of(source) != placement[chunk]:
                     first_need.setdefault((tensor, placement[chunk]), (chunk, sweep))
@@ -395,8 +413,9 @@ class _Splitter:
                 chunk = self._receiver(outputs, summand, target)
                 found.append(Transfer(len(found), summand, None, made, sweep_made, chunk, None, is_sum=True))
         needed: dict[tuple[int, int], tuple[int, int]] = {}
-        for chunk, sweep, part in sorted(self.remote, key=self._when):
-            for variable in sorted(self.remote[chunk, sweep, part]):
+        for visit in sorted(self.remote, key=self._when):
+            chunk, sweep, _ = visit
+            for variable in sorted(self.remote[visit]):
                 if self.assignment.stage_of(self.assignment.owners[variable]) != placement[chunk]:
                     needed.setdefault((variable, placement[chunk]), (chunk, sweep))
         for (variable, _), (chunk, sweep) in sorted(needed.items()):
@@ -410,7 +429,7 @@ class _Splitter:
             handed_on.append(Transfer(index, tensor, None, made, src_sweep, chunk, first_sweep))
         return tuple(found), tuple(handed_on)
 
-    def _when(self, key: _Key) -> tuple[int, int, int]:
+    def _when(self, key: Visit) -> tuple[int, int, int]:
         """Sorts segments in the order in which a microbatch comes to them."""
         chunk, sweep, part = key
         return sweep, -chunk if sweep % 2 else chunk, part
@@ -420,32 +439,28 @@ class _Splitter:
         owners = (o.chunk for o in outputs if summand in o.summands and o.chunk is not None)
         return next((c for c in owners if self.placement[c] == stage), self.assignment.first_chunk(stage))
 
-    def _segment(self, key: _Key) -> Segment:
+    def _segment(self, key: Visit) -> Segment:
         members = sorted(self.members[key])
         nodes = tuple(n for n in members if self.graph.nodes[n].op not in SOURCES)
         sources = tuple(n for n in members if self.graph.nodes[n].op in SOURCES)
         remote = tuple(sorted(self.remote[key]))
-        has_effect = any(self.graph.nodes[n].stateful for n in nodes)
         # A handle only the remote reads need is not needed: they read the value that is fed in.
         used = {t.node for n in nodes for t in self.graph.nodes[n].inputs if not self._reads_remote(key, n)}
         sources = tuple(n for n in sources if self.graph.nodes[n].op != VARIABLE or n in used)
         return Segment(
-            chunk=key[0],
-            sweep=key[1],
-            part=key[2],
+            key,
             nodes=nodes,
             sources=sources,
             inputs=tuple(sorted(self.taken[key])),
             remote_values=remote,
             outputs=tuple(sorted(self.exported[key])),
-            has_effect=has_effect,
-            after=self._waits(key) if key[1] == 1 and self.group_of else (),
+            after=self._waits(key) if key.sweep == 1 and self.group_of else (),
         )
 
-    def _waits(self, key: _Key) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def _waits(self, key: Visit) -> tuple[tuple[int, tuple[int, ...]], ...]:
         own = {n for n in self.members[key] if self.places[n].role is Role.HOME and self._visit(n) == key}
         return waits_of_groups(self.graph, self.places, self.members[key], own, self.taken[key], self.group_of)
 
-    def _reads_remote(self, key: _Key, number: int) -> bool:
+    def _reads_remote(self, key: Visit, number: int) -> bool:
         node = self.graph.nodes[number]
         return node.op in _READERS and self._is_remote(key, node.reads)

@@ -114,52 +114,89 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Seconds:
+    """How long a unit takes for one microbatch.
+
+    Args:
+        forward: the forward pass.
+        backward: the backward pass.
+        remade: the part of backward in which it makes again what forward had made.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    remade: float = 0.0
+
+    @property
+    def both(self) -> float:
+        """Both passes."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Floating-point operations of a unit for one microbatch.
+
+    Args:
+        forward: those of the forward pass.
+        input_gradient: those that the gradient of its inputs needs.
+        weight_gradient: those that only gradients of weights need.
+    """
+
+    forward: float = 0.0
+    input_gradient: float = 0.0
+    weight_gradient: float = 0.0
+
+    @property
+    def backward(self) -> float:
+        """Those of the backward pass."""
+        return self.input_gradient + self.weight_gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a unit moves and stores, in bytes: of one microbatch where that says how much.
+
+    Args:
+        read, written: by all its ops, forward and backward.
+        weights: values of the variables it uses.
+        slots: the optimizer's slots for those variables.
+        stash: forward tensors its backward ops read, without weights and constants.
+    """
+
+    read: float = 0.0
+    written: float = 0.0
+    weights: float = 0.0
+    slots: float = 0.0
+    stash: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class UnitCost:
     """What one unit costs for one microbatch.
 
     Args:
-        time_forward, time_backward: seconds.
-        time_remade: seconds of backward in which it makes again what forward had made.
-        flops_forward: floating-point operations of the forward pass.
-        flops_input_gradient: floating-point operations that the gradient of its inputs needs.
-        flops_weight_gradient: floating-point operations that only gradients of weights need.
-        bytes_read, bytes_written: bytes that its ops read and write, forward and backward.
-        weight_bytes: bytes of the variables it uses.
-        slot_bytes: bytes of the optimizer's slots for these variables.
-        stash_bytes: bytes of the forward tensors that its backward ops read, without weights and constants.
-        sent_bytes: bytes of its forward tensors that other units read.
-        variables: the variables it uses. A variable with several users is counted at each of them.
+        seconds: how long it takes.
+        flops: its floating-point operations.
+        nbytes: what it moves and stores.
+        variables: the variables it uses; those with more users are counted in each.
     """
 
-    time_forward: float
-    time_backward: float
-    flops_forward: float
-    flops_input_gradient: float
-    flops_weight_gradient: float
-    bytes_read: float
-    bytes_written: float
-    weight_bytes: float
-    slot_bytes: float
-    stash_bytes: float
-    sent_bytes: float
-    variables: tuple[int, ...]
-    time_remade: float = 0.0
+    seconds: Seconds = Seconds()
+    flops: Flops = Flops()
+    nbytes: Sizes = Sizes()
+    variables: tuple[int, ...] = ()
 
     @property
-    def time_weight_gradient(self) -> float:
-        """Returns the seconds of backward that only gradients of weights need, by their share of the operations."""
-        own = self.time_backward - self.time_remade
-        return own * self.flops_weight_gradient / (self.flops_backward or 1.0)
+    def weight_gradient_seconds(self) -> float:
+        """Seconds of the backward pass that only gradients of weights need, by their share of its operations."""
+        own = self.seconds.backward - self.seconds.remade
+        return own * self.flops.weight_gradient / (self.flops.backward or 1.0)
 
     @property
-    def time_input_gradient(self) -> float:
-        """Returns the seconds of the rest of backward."""
-        return self.time_backward - self.time_weight_gradient
-
-    @property
-    def flops_backward(self) -> float:
-        """Returns the floating-point operations of backward."""
-        return self.flops_input_gradient + self.flops_weight_gradient
+    def input_gradient_seconds(self) -> float:
+        """Seconds of the rest of the backward pass."""
+        return self.seconds.backward - self.weight_gradient_seconds
 
 
 @dataclass(frozen=True)
@@ -245,24 +282,22 @@ def estimate(
     for stash in stashes:
         for reader in stash.readers:
             stash_bytes[reader] += stash.nbytes
-    sent_bytes = [0.0] * len(units)
-    for flow in flows:
-        if not flow.backward:
-            sent_bytes[flow.producer] += flow.nbytes
     costs = tuple(
         UnitCost(
-            time_forward=sum(seconds[n] for n in unit.nodes),
-            time_backward=sum(seconds[n] for n in unit.backward),
-            flops_forward=sum(per_node[n].flops for n in unit.nodes),
-            flops_input_gradient=sum(per_node[n].flops for n in unit.backward if n in for_inputs),
-            flops_weight_gradient=sum(per_node[n].flops for n in unit.backward if n not in for_inputs),
-            bytes_read=sum(per_node[n].read for n in unit.nodes + unit.backward),
-            bytes_written=sum(per_node[n].written for n in unit.nodes + unit.backward),
-            weight_bytes=sum(weight_of[v].value for v in unit.variables),
-            slot_bytes=sum(weight_of[v].slots for v in unit.variables),
-            stash_bytes=stash_bytes[unit.index],
-            sent_bytes=sent_bytes[unit.index],
-            variables=unit.variables,
+            Seconds(forward=sum(seconds[n] for n in unit.nodes), backward=sum(seconds[n] for n in unit.backward)),
+            Flops(
+                forward=sum(per_node[n].flops for n in unit.nodes),
+                input_gradient=sum(per_node[n].flops for n in unit.backward if n in for_inputs),
+                weight_gradient=sum(per_node[n].flops for n in unit.backward if n not in for_inputs),
+            ),
+            Sizes(
+                read=sum(per_node[n].read for n in unit.nodes + unit.backward),
+                written=sum(per_node[n].written for n in unit.nodes + unit.backward),
+                weights=sum(weight_of[v].value for v in unit.variables),
+                slots=sum(weight_of[v].slots for v in unit.variables),
+                stash=stash_bytes[unit.index],
+            ),
+            unit.variables,
         )
         for unit in units
     )
@@ -312,12 +347,13 @@ def with_measured(
         The costs, and how many of the units were measured.
     """
     known = {unit.index: measured[unit.name] for unit in units if unit.name in measured}
-    estimated = sum(costs.units[u].time_forward + costs.units[u].time_backward for u in known)
+    estimated = sum(costs.units[u].seconds.both for u in known)
     scale = sum(map(sum, known.values())) / estimated if estimated else 1.0
 
     def timed(number: int, cost: UnitCost) -> UnitCost:
-        forward, backward = known.get(number, (cost.time_forward * scale, cost.time_backward * scale))
-        return dataclasses.replace(cost, time_forward=forward, time_backward=backward)
+        forward, backward = known.get(number, (cost.seconds.forward * scale, cost.seconds.backward * scale))
+        seconds = dataclasses.replace(cost.seconds, forward=forward, backward=backward)
+        return dataclasses.replace(cost, seconds=seconds)
 
     if not known:
         return costs, 0

@@ -209,13 +209,8 @@ def with_recompute(costs: Costs, graph: OpGraph, units: Sequence[Unit], groups: 
     for unit, cost, kept_bytes in zip(units, costs.units, stash_bytes, strict=True):
         whole = sum(costs.node_seconds[n] for n in unit.nodes)
         share = sum(costs.node_seconds[n] for n in unit.nodes if n in remade) / whole if whole else 0.0
-        again_seconds = cost.time_forward * share
-        changed.append(
-            dataclasses.replace(
-                cost,
-                time_backward=cost.time_backward + again_seconds,
-                time_remade=again_seconds,
-                stash_bytes=kept_bytes,
-            )
-        )
+        once_more = cost.seconds.forward * share
+        seconds = dataclasses.replace(cost.seconds, backward=cost.seconds.backward + once_more, remade=once_more)
+        nbytes = dataclasses.replace(cost.nbytes, stash=kept_bytes)
+        changed.append(dataclasses.replace(cost, seconds=seconds, nbytes=nbytes))
     return dataclasses.replace(costs, units=tuple(changed), stashes=stashes, groups=tuple(groups))

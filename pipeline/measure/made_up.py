@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SEED, SOURCES, VARIABLE, OpGraph, Tensor, TensorType
 from smp_tf.partition.split.assign import Role
-from smp_tf.partition.split.split import Segment, Split
+from smp_tf.partition.split.split import Segment, Split, Visit
 from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
 
 _SEED = (17, 29)
@@ -60,8 +60,8 @@ class Surroundings:
             function: of the segment.
             values: of the segment's inputs.
         """
-        given = [self._value(graph, tensor, values) for tensor in function.arguments]
-        remote = function.remote_values
+        given = [self._value(graph, tensor, values) for tensor in function.takes.arguments]
+        remote = function.takes.remote_values
         return given + [tf.convert_to_tensor(self.own[v]) if v in self.own else weight(graph, v) for v in remote]
 
     def _value(self, graph: OpGraph, tensor: Tensor, values: Mapping[Tensor, tf.Tensor]) -> tf.Tensor:
@@ -138,13 +138,10 @@ def _leading_to(split: Split, wanted: tuple[Tensor, ...]) -> Segment:
             else:
                 stack.append(tensor.node)
     return Segment(
-        chunk=0,
-        sweep=0,
-        part=0,
+        Visit(0, 0),
         nodes=tuple(sorted(nodes)),
         sources=tuple(sorted(sources)),
         inputs=tuple(sorted(inputs)),
         remote_values=(),
         outputs=wanted,
-        has_effect=False,
     )

@@ -25,7 +25,7 @@ from smp_tf.partition.split.split import Segment, Split
 from smp_tf.pipeline.measure.made_up import Surroundings, values_for
 from smp_tf.pipeline.run.accumulator import Accumulator, fits
 from smp_tf.pipeline.run.host import has_device
-from smp_tf.pipeline.run.segment_function import build_segment_function
+from smp_tf.pipeline.run.segment_function import Summing, build_segment_function
 
 #: How many seconds a segment is called for its median, and how often at least and at most.
 _ENOUGH = 0.1
@@ -84,7 +84,7 @@ def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
             segment,
             around.variables_of(graph, segment),
             outputs=tuple(t for t in segment.outputs if t not in sums or t in _read(split)),
-            accumulators=sums,
+            summing=Summing(sums),
         )
         given = around.given_to(graph, function, values)
         _begin(list(sums.values()))

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from smp_tf.ops.recorder import Event, Point
-from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse
+from smp_tf.pipeline.programs.kinds import SUM
+from smp_tf.pipeline.programs.text import parse
+from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ class _Step:
         self.edges = {edge.index: edge for edge in program.edges}
         self.end: int | None = None
         self.until = 0
-        self.sum = str(Task(Kind.SUM, stage))
+        self.sum = str(Task(SUM, stage))
         self.open: dict[object, Point] = {}
         self.tasks: list[TaskRun] = []
         self.messages: list[Message] = []

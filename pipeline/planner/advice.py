@@ -107,6 +107,6 @@ def _more(stages: int, units: int) -> Sequence[int]:
 def _slower(graph: OpGraph, request: PlacementRequest) -> str:
     """Returns by how much making things again in backward makes a step longer, in words."""
     _, costs = costs_of(graph, request)
-    again = sum(cost.time_remade for cost in costs.units)
-    rest = sum(cost.time_forward + cost.time_backward for cost in costs.units) - again
+    again = sum(cost.seconds.remade for cost in costs.units)
+    rest = sum(cost.seconds.both for cost in costs.units) - again
     return f", with {again / rest:.0%} more to compute" if rest else ""

@@ -19,7 +19,7 @@ from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.updates_at_once import most_at_once
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory
-from smp_tf.pipeline.run.stage_program import edges_of, plan_program
+from smp_tf.pipeline.run.step_tasks import edges_of, plan_program
 
 #: TensorFlow's allocator hands out pieces it has, larger than asked for where a half would not do: of what comes and
 #: goes, this part more (3 to 17 % were seen).

@@ -164,9 +164,9 @@ def _reasons(graph: OpGraph, plan: Plan, found: _Solution, request: PlacementReq
 
 def _made_again(plan: Plan, costs: Costs) -> str:
     """Says what is made again in backward, and what that costs."""
-    again = sum(cost.time_remade for cost in costs.units)
-    rest = sum(cost.time_forward + cost.time_backward for cost in costs.units) - again
-    count = sum(cost.time_remade > 0 for cost in costs.units)
+    again = sum(cost.seconds.remade for cost in costs.units)
+    rest = sum(cost.seconds.both for cost in costs.units) - again
+    count = sum(cost.seconds.remade > 0 for cost in costs.units)
     if not count:
         return "recompute: nothing is made again, since no less would be kept"
     groups = len({(plan.units[name], group) for name, group in plan.recompute.items()})

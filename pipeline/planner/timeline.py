@@ -11,11 +11,12 @@ from smp_tf.partition.split.split import Split, Transfer
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.kinds import REDUCE
 from smp_tf.pipeline.programs.reductions import add_reductions
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
 from smp_tf.pipeline.programs.simulate import Timeline, simulate
-from smp_tf.pipeline.run.stage_program import buckets_of, edges_of, plan_program
-from smp_tf.pipeline.task import Kind, Program, Task
+from smp_tf.pipeline.run.step_tasks import buckets_of, edges_of, plan_program
+from smp_tf.pipeline.task import Program, Task
 
 
 def timeline_of(
@@ -43,9 +44,9 @@ def timeline_of(
     forward, inputs, weights = ([0.0] * len(placement) for _ in range(3))
     for cost, chunk in zip(costs.units, plan.chunks_of(units), strict=True):
         speed = ranks.speed[placement[chunk]]
-        forward[chunk] += cost.time_forward / speed
-        inputs[chunk] += cost.time_input_gradient / speed
-        weights[chunk] += cost.time_weight_gradient / speed
+        forward[chunk] += cost.seconds.forward / speed
+        inputs[chunk] += cost.input_gradient_seconds / speed
+        weights[chunk] += cost.weight_gradient_seconds / speed
     times = [ChunkTimes(*each) for each in zip(forward, inputs, weights, strict=True)]
 
     def link(transfer: Transfer) -> float:
@@ -80,9 +81,9 @@ def _with_reductions(
     for stage, (tasks, nbytes, seconds) in enumerate(zip(program.ranks, gradient_bytes, reduce_seconds, strict=True)):
         own = [bucket for bucket in buckets if bucket.stage == stage]
         whole = max(nbytes, sum(bucket.nbytes for bucket in own)) or 1
-        last = Task(Kind.REDUCE, stage, bucket=len(own))
+        last = Task(REDUCE, stage, bucket=len(own))
         for bucket in own:
-            once[Task(Kind.REDUCE, stage, bucket=bucket.number)] = seconds * bucket.nbytes / whole
+            once[Task(REDUCE, stage, bucket=bucket.number)] = seconds * bucket.nbytes / whole
         rest = whole - sum(bucket.nbytes for bucket in own)
         if rest:
             once[last] = seconds * rest / whole

@@ -38,7 +38,7 @@ def check(program: Program, edges: Sequence[Edge] | None = None, *, send_buffers
             the ranks, with the bad step marked `>2F0<`.
 
     Example:
-        >>> from smp_tf.pipeline.task import parse_program
+        >>> from smp_tf.pipeline.programs.text import parse_program
         >>> check(parse_program("0F0 0B0"))
     """
     require_at_least(1, "send_buffers", send_buffers)

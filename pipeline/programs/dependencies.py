@@ -60,7 +60,7 @@ def dependencies(program: Program, edges: Sequence[Edge] | None = None) -> Depen
             that is not given.
 
     Example:
-        >>> from smp_tf.pipeline.task import parse_program
+        >>> from smp_tf.pipeline.programs.text import parse_program
         >>> dependencies(parse_program("0F0 0B0")).needs
         [(), (0,)]
     """

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from smp_tf.pipeline.task import Kind, Program, Task
+from smp_tf.pipeline.programs.kinds import CHECK
+from smp_tf.pipeline.task import Program, Task
 
 
 def add_input_checks(program: Program) -> Program:
@@ -19,5 +20,5 @@ def add_input_checks(program: Program) -> Program:
     """
     if program.stages == 1:
         return program
-    ranks = tuple((*tasks, Task(Kind.CHECK, rank)) for rank, tasks in enumerate(program.ranks))
+    ranks = tuple((*tasks, Task(CHECK, rank)) for rank, tasks in enumerate(program.ranks))
     return dataclasses.replace(program, ranks=ranks)

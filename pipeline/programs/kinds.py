@@ -1,6 +1,7 @@
 """What is known of each kind of task: one table, which everything that handles tasks asks.
 
-A new kind of task needs its word in `Kind`, a row here, and, where ranks run it, an emitter in `run/emitters.py`.
+A new kind of task needs a row here and, where ranks run it, an emitter in `run/emitters.py`, and nothing else. A kind
+that a pass puts into the list is made with its row, in a line above the table.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 
 from smp_tf.pipeline.programs.chunk_times import TaskTimes
 from smp_tf.pipeline.programs.places import Places
-from smp_tf.pipeline.task import Kind, Task
+from smp_tf.pipeline.task import Index, Kind, Task
 
 
 class Busy(enum.Enum):
@@ -90,6 +91,32 @@ def _extra(times: TaskTimes, task: Task) -> float:
     return times.of_chunk(task).extra.get(task.sweep, 0.0)
 
 
+#: Add up over the replicas how much their gradients count.
+WEIGH = Kind("WEIGH", Index.BUCKET)
+#: Average gradients over replicas.
+REDUCE = Kind("REDUCE", Index.BUCKET)
+#: Update weights.
+APPLY = Kind("APPLY", Index.BUCKET)
+#: Hold the batch of this rank against that of the replica's first rank.
+CHECK = Kind("CHECK", Index.BUCKET)
+#: Send a few numbers to the first stage, such as squares for a norm.
+TELL = Kind("TELL", Index.BUCKET)
+#: Put those of all stages together.
+SUM = Kind("SUM", Index.BUCKET)
+
+
+def of_averages(places: Places, rank: int, task: Task) -> tuple[int, ...]:
+    """Returns what a task needs that reads gradients after they were averaged over the replicas."""
+    return (*places.of_gradients(rank, task), *places.of_bucket(REDUCE, task))
+
+
+def of_stage_sum(places: Places, rank: int, task: Task) -> tuple[int, ...]:
+    """Returns what a SUM needs: on the first rank what all others tell, on the others what that one made of it."""
+    if rank == 0:
+        return tuple(places.number_of(Task(TELL, other)) for other in range(1, places.program.stages))
+    return places.number_of(Task(TELL, rank)), places.number_of(Task(SUM, 0))
+
+
 KINDS: dict[Kind, Row] = {
     Kind.F: Row(
         Places.of_compute, lambda times, task: times.of_chunk(task).forward, "compute", "#56b4e9", "forward",
@@ -120,21 +147,21 @@ KINDS: dict[Kind, Row] = {
         Places.of_receive, once, "message", None, "a tensor is received from another stage",
         busy=Busy.MESSAGE, holds=Holds.RECEIVED,
     ),
-    Kind.REDUCE: Row(
+    WEIGH: Row(
+        Places.of_nothing, once, "reduce", "#cc79a7", "weigh: how much the gradients of each replica count",
+        busy=Busy.LINE,
+    ),
+    REDUCE: Row(
         Places.of_gradients, once, "reduce", "#cc79a7", "reduce: gradients over replicas",
         busy=Busy.LINE,
     ),
-    Kind.APPLY: Row(Places.of_averages, once, "apply", "#999999", "apply: the optimizer"),
-    # Words set aside, which no pass emits.
-    Kind.GATHER: Row(Places.of_nothing, once, "other", None, "weights are gathered from replicas", busy=Busy.LINE),
-    Kind.RELEASE: Row(Places.of_nothing, once, "other", None, "gathered weights are given up"),
-    Kind.OFFLOAD: Row(Places.of_nothing, once, "other", None, "activations are moved away", busy=Busy.LINE),
-    Kind.CHECK: Row(
-        Places.of_check, once, "input", "#0072b2", "check: do all ranks of a replica have the same batch",
+    APPLY: Row(of_averages, once, "apply", "#999999", "apply: the optimizer"),
+    CHECK: Row(
+        Places.of_others, once, "input", "#0072b2", "check: do all ranks of a replica have the same batch",
         busy=Busy.NOTHING,
     ),
-    Kind.TELL: Row(Places.of_nothing, once, "reduce", None, "tell: numbers for the first stage"),
-    Kind.SUM: Row(Places.of_stage_sum, once, "reduce", "#cc79a7", "sum: norms and checks over stages"),
+    TELL: Row(Places.of_nothing, once, "reduce", None, "tell: numbers for the first stage"),
+    SUM: Row(of_stage_sum, once, "reduce", "#cc79a7", "sum: norms and checks over stages"),
 }  # fmt: skip
 
 

@@ -31,8 +31,9 @@ class Places:
         #: By edge and chunk, and then by microbatch.
         self.sends: dict[tuple[int | None, int], dict[int | None, int]] = defaultdict(dict)
         self.receives: dict[tuple[int | None, int], dict[int | None, int]] = defaultdict(dict)
-        self.reduces: dict[int, list[int]] = defaultdict(list)
+        #: Of what is done for all of a rank: by the task, and by its kind and stage.
         self.once: dict[Task, int] = {}
+        self.of_kind: dict[tuple[Kind, int], list[int]] = defaultdict(list)
         for number, task in enumerate(self.tasks):
             kind = task.kind
             if kind.is_compute:
@@ -42,10 +43,9 @@ class Places:
             elif kind.is_transfer:
                 ends = self.sends if kind is Kind.SEND else self.receives
                 ends[task.edge, task.chunk][task.microbatch] = number
-            elif kind is Kind.REDUCE:
-                self.reduces[task.chunk].append(number)
             elif kind.is_of_stage:
                 self.once[task] = number
+                self.of_kind[kind, task.chunk].append(number)
         placement = program.placement()
         self.chunks_of: list[list[int]] = [[] for _ in program.ranks]
         for each, rank in enumerate(placement):
@@ -68,7 +68,7 @@ class Places:
         return ()
 
     def _sorted(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(sorted(numbers, key=lambda number: self.tasks[number].kind.value))
+        return tuple(sorted(numbers, key=lambda number: self.tasks[number].kind.word))
 
     def _lacking(self, task: Task) -> int:
         """Returns the number of a task that the program lacks."""
@@ -77,21 +77,15 @@ class Places:
             self.tasks.append(task)
         return self.lacking[task]
 
-    def of_check(self, rank: int, task: Task) -> tuple[int, ...]:
-        """Returns what a CHECK needs: on the first rank those of all others, which send it what it compares."""
+    def of_others(self, rank: int, task: Task) -> tuple[int, ...]:
+        """Returns that a task of the first rank needs those of its kind of all others, which need nothing."""
         if rank > 0:
             return ()
         others = [Task(task.kind, other, bucket=task.bucket) for other in range(1, self.program.stages)]
-        return tuple(self._once(other) for other in others)
+        return tuple(self.number_of(other) for other in others)
 
-    def of_stage_sum(self, rank: int, task: Task) -> tuple[int, ...]:
-        """Returns what a SUM needs: on the first rank what all others tell, on the others what that one made of it."""
-        if rank == 0:
-            return tuple(self._once(Task(Kind.TELL, other)) for other in range(1, self.program.stages))
-        return self._once(Task(Kind.TELL, rank)), self._once(Task(Kind.SUM, 0))
-
-    def _once(self, task: Task) -> int:
-        """Returns the number of a task that is done once a step."""
+    def number_of(self, task: Task) -> int:
+        """Returns the number of a task that is done once a step, also of one that the program lacks."""
         number = self.once.get(task)
         return self._lacking(task) if number is None else number
 
@@ -175,12 +169,10 @@ class Places:
             needed += [self._receive(edge, each) for each in every]
         return tuple(needed)
 
-    def of_averages(self, rank: int, task: Task) -> tuple[int, ...]:
-        """Returns what a task needs that reads gradients after they were averaged over the replicas."""
-        buckets = (None, task.bucket)
-        reduces = self.reduces[task.chunk]
-        own = [number for number in reduces if task.bucket is None or self.tasks[number].bucket in buckets]
-        return (*self.of_gradients(rank, task), *own)
+    def of_bucket(self, kind: Kind, task: Task) -> tuple[int, ...]:
+        """Returns the tasks of a kind that are done for the bucket of a task; all of its stage where it names none."""
+        own = self.of_kind[kind, task.chunk]
+        return tuple(n for n in own if task.bucket is None or self.tasks[n].bucket in (None, task.bucket))
 
     def _makers(self, edge: Edge, microbatch: int | None) -> tuple[int, ...]:
         if edge.src_sweep is None:

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from smp_tf.pipeline.errors import ProgramError
-from smp_tf.pipeline.programs.kinds import KINDS, Busy
-from smp_tf.pipeline.task import BucketMakers, Kind, Program, Task
+from smp_tf.pipeline.programs.kinds import KINDS, REDUCE, Busy
+from smp_tf.pipeline.task import BucketMakers, Program, Task
 
 
 def add_reductions(program: Program, buckets: Sequence[BucketMakers]) -> Program:
@@ -35,7 +35,7 @@ def add_reductions(program: Program, buckets: Sequence[BucketMakers]) -> Program
         made_at = [position for position, task in enumerate(tasks) if bucket.is_made_by(task)]
         if not made_at:
             raise ProgramError(f"What is averaged is made by a task of its stage. Received: {bucket}")
-        after[bucket.stage, made_at[-1]].append(Task(Kind.REDUCE, bucket.stage, bucket=bucket.number))
+        after[bucket.stage, made_at[-1]].append(Task(REDUCE, bucket.stage, bucket=bucket.number))
     ranks = tuple(
         tuple(each for position, task in enumerate(tasks) for each in (task, *after[rank, position]))
         for rank, tasks in enumerate(program.ranks)

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from smp_tf.pipeline.task import Kind, Program, Task
+from smp_tf.pipeline.programs.kinds import SUM, TELL
+from smp_tf.pipeline.task import Program, Task
 
 
 def stage_sum(stages: int) -> Program:
@@ -16,5 +17,5 @@ def stage_sum(stages: int) -> Program:
     Args:
         stages: their number.
     """
-    others = ((Task(Kind.TELL, stage), Task(Kind.SUM, stage)) for stage in range(1, stages))
-    return Program(((Task(Kind.SUM, 0),), *others), microbatches=0, chunks=0, sweeps=0)
+    others = ((Task(TELL, stage), Task(SUM, stage)) for stage in range(1, stages))
+    return Program(((Task(SUM, 0),), *others), microbatches=0, chunks=0, sweeps=0)

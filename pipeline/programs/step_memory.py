@@ -21,7 +21,7 @@ from itertools import accumulate
 
 from smp_tf.partition.graph.op_graph import SOURCES, Tensor
 from smp_tf.partition.graph.op_kinds import NO_MEMORY_OPS
-from smp_tf.partition.split.split import Split
+from smp_tf.partition.split.split import Split, Visit
 from smp_tf.partition.split.working_set import memory_roots, working_set
 from smp_tf.partition.units.cost import node_seconds
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
@@ -150,9 +150,9 @@ def _moments(changes: Mapping[_Use, Sequence[int]], working: Sequence[int]) -> I
         yield StepMemory(held[_Use.STASH][at], held[_Use.TRANSPORT][at], held[_Use.RESULT][at] + own)
 
 
-def _key(task: Task) -> tuple[int, int, int]:
-    """Returns the chunk, sweep and part of what a task runs."""
-    return task.chunk, task.sweep or 0, task.part
+def _key(task: Task) -> Visit:
+    """Returns when a microbatch is in its chunk by a task."""
+    return Visit(task.chunk, task.sweep or 0, task.part)
 
 
 class _Stage:

@@ -24,6 +24,24 @@ from smp_tf.pipeline.run.stage_program import StageProgram
 SumSparse = Callable[[Bucket, Sequence[list[tf.Tensor]], tf.Tensor], None]
 
 
+@dataclass(frozen=True)
+class CallersPart:
+    """What writes the tasks of which the caller of the program alone knows what they are made of.
+
+    Each writes ops into the graph, given the number of the step. It is None where the list has no such task.
+
+    Args:
+        weigh: writes the sum over the replicas of how much their gradients count. It waits for the op of the number
+            where it reads variables, and returns the ops that have to run before variables change.
+        check: writes the check of the batch.
+        sum_sparse: writes the sum of a sparse gradient over the replicas.
+    """
+
+    weigh: Callable[[tf.Tensor], Sequence[tf.Operation]] | None = None
+    check: Callable[[tf.Tensor], None] | None = None
+    sum_sparse: SumSparse | None = None
+
+
 @dataclass
 class Emission:
     """The state of writing a program.
@@ -35,8 +53,7 @@ class Emission:
         seed: gives the random seed of microbatch m.
         weights: weight of each microbatch in sums, where the program is weighted.
         step: number of the step.
-        check: writes the check of the batch, given the number of the step; None where the list has none.
-        sum_sparse: writes the sum of a sparse gradient over the replicas; None where the list has none.
+        callers: writes the tasks of which the caller alone knows what they are made of.
         values: what compute tasks made and RECVs brought, by tensor and microbatch.
         remote: values of other stages' variables, by index.
         seeds: of the microbatches that needed one.
@@ -55,8 +72,7 @@ class Emission:
     seed: Callable[[int], tf.Tensor]
     weights: Sequence[Any]
     step: tf.Tensor
-    check: Callable[[tf.Tensor], None] | None = None
-    sum_sparse: SumSparse | None = None
+    callers: CallersPart = CallersPart()
     values: dict[tuple[Tensor, int | None], tf.Tensor] = field(default_factory=dict)
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
@@ -81,12 +97,12 @@ class Emission:
     def own_total(self, output: StepOutputPlan) -> tf.Tensor:
         """Returns what this rank has of an output's sum over the microbatches."""
         parts = [self.sum_of(t) for t in parts_of(output)]
-        with on_device(self.program.sums_on):
+        with on_device(self.program.sums.device):
             return tf.add_n(parts) if len(parts) > 1 else parts[0]
 
     def clear_sums(self) -> None:
         """Begins the sums that the functions add to, before the first of them runs."""
-        cleared = [accumulator.clear(self.step.op) for accumulator in self.program.accumulators.values()]
+        cleared = [accumulator.clear(self.step.op) for accumulator in self.program.sums.accumulators.values()]
         if cleared:
             with tf.control_dependencies(cleared):
                 self.last_compute = tf.no_op()
@@ -95,7 +111,7 @@ class Emission:
         """Returns a tensor's sum over the microbatches, which is complete now."""
         if tensor not in self.accumulated:
             assert self.last_compute is not None
-            self.accumulated[tensor], freed = self.program.accumulators[tensor].take(self.last_compute)
+            self.accumulated[tensor], freed = self.program.sums.accumulators[tensor].take(self.last_compute)
             self.all_ops.append(freed)
         return self.accumulated[tensor]
 
@@ -129,10 +145,10 @@ class Emission:
 
     def accumulate(self, tensor: Tensor, microbatch: int, value: tf.Tensor) -> None:
         """Adds up in this graph what has no accumulator."""
-        if self.program.weighted:
+        if self.program.sums.is_weighted:
             value = value * tf.cast(self.weights[microbatch], value.dtype)
         total = self.accumulated.get(tensor)
-        with on_device(self.program.sums_on):
+        with on_device(self.program.sums.device):
             self.accumulated[tensor] = value if total is None else total + value
 
     def label_of(self, transfer: Transfer) -> str:
@@ -147,4 +163,4 @@ class Emission:
 
     def rank_of(self, chunk: int) -> int:
         """Returns the world rank that runs a chunk."""
-        return self.program.ranks[self.program.split.placement[chunk]]
+        return self.program.end.ranks[self.program.split.placement[chunk]]

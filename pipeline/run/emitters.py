@@ -10,6 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from smp_tf.ops import send_recv
+from smp_tf.pipeline.programs.kinds import CHECK, REDUCE, WEIGH
 from smp_tf.pipeline.run.emission import Emission
 from smp_tf.pipeline.run.marks import begin_task, end_task
 from smp_tf.pipeline.task import Kind, Task
@@ -24,9 +25,9 @@ def emit_compute(emission: Emission, task: Task) -> None:
     if function is None:
         return
     microbatch = task.microbatch
-    inputs = [emission.value_of(t, microbatch) for t in function.arguments]
-    inputs += [emission.remote[v] for v in function.remote_values]
-    if function.weighted:
+    inputs = [emission.value_of(t, microbatch) for t in function.takes.arguments]
+    inputs += [emission.remote[v] for v in function.takes.remote_values]
+    if function.takes.is_weighted:
         inputs.append(tf.cast(emission.weights[microbatch], tf.float64))
     if function.early is not None:
         inputs.append(emission.step)
@@ -41,7 +42,7 @@ def emit_compute(emission: Emission, task: Task) -> None:
     for tensor, result in zip(function.outputs, call.outputs, strict=False):
         emission.set_shape(result, tensor)
         emission.values[tensor, microbatch] = result
-        if tensor in emission.program.summed - emission.program.accumulators.keys():
+        if tensor in emission.program.sums.tensors - emission.program.sums.accumulators.keys():
             emission.accumulate(tensor, microbatch, result)
     if function.early is not None:
         # After the task's begin: a pass that puts ops together would otherwise see nothing between what the task
@@ -111,6 +112,17 @@ def emit_receive(emission: Emission, task: Task) -> None:
         emission.remote[transfer.variable] = value
 
 
+def emit_weigh(emission: Emission, task: Task) -> None:
+    """Writes the sum of the replicas' weights, which is the caller's: it knows what counts."""
+    assert emission.callers.weigh is not None
+    number = emission.program.number
+    with tf.name_scope(str(task)):
+        begun = begin_task(task, emission.step, number, [emission.step.op])
+        with tf.control_dependencies([begun]):
+            ops = emission.callers.weigh(emission.step)
+        emission.all_ops.append(end_task(task, emission.step, number, ops))
+
+
 def emit_reduce(emission: Emission, task: Task) -> None:
     """Begins a bucket, all of whose gradients are complete now."""
     program = emission.program
@@ -118,21 +130,23 @@ def emit_reduce(emission: Emission, task: Task) -> None:
     assert task.bucket is not None
     bucket = program.buckets[task.bucket]
     if bucket.is_sparse:
-        assert emission.sum_sparse is not None
+        assert emission.callers.sum_sparse is not None
         tensors = [program.split.outputs[position].tensor for position in bucket.positions]
         parts = [[emission.values[tensor, m] for m in range(program.microbatches)] for tensor in tensors]
-        emission.sum_sparse(bucket, parts, emission.step)
+        with tf.name_scope(str(task)):
+            emission.callers.sum_sparse(bucket, parts, emission.step)
         return
     sums = [emission.own_total(program.split.outputs[position]) for position in bucket.positions]
-    reduced, there = program.reduction.reduced(sums, bucket, emission.step)
+    with tf.name_scope(str(task)):
+        reduced, there = program.reduction.reduced(sums, bucket, emission.step)
     emission.reduced.update(zip(program.reduction.positions_here(bucket), reduced, strict=True))
     emission.averages.append(there)
 
 
 def emit_check(emission: Emission, task: Task) -> None:
     """Writes the check of the batch, which is the caller's: it knows what it was given."""
-    assert emission.check is not None
-    emission.check(emission.step)
+    assert emission.callers.check is not None
+    emission.callers.check(emission.step)
 
 
 EMITTERS: dict[Kind, Emitter] = {
@@ -143,6 +157,7 @@ EMITTERS: dict[Kind, Emitter] = {
     Kind.T: emit_compute,
     Kind.SEND: emit_send,
     Kind.RECV: emit_receive,
-    Kind.REDUCE: emit_reduce,
-    Kind.CHECK: emit_check,
+    WEIGH: emit_weigh,
+    REDUCE: emit_reduce,
+    CHECK: emit_check,
 }

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from smp_tf.ops import send_recv
 from smp_tf.ops.at_run_time import at_run_time
-from smp_tf.pipeline.run.emission import Emission, SumSparse
+from smp_tf.pipeline.run.emission import CallersPart, Emission
 from smp_tf.pipeline.run.emitters import EMITTERS
 from smp_tf.pipeline.run.stage_program import StageProgram
 
@@ -54,10 +54,7 @@ def emit(
     captures: Sequence[tf.Tensor],
     seed: Callable[[int], tf.Tensor],
     weights: Sequence[Any],
-    *,
-    beside: Callable[[tf.Tensor], Sequence[tf.Operation]] | None = None,
-    check: Callable[[tf.Tensor], None] | None = None,
-    sum_sparse: SumSparse | None = None,
+    callers: CallersPart | None = None,
 ) -> StepResults:
     """Writes the program into the current graph.
 
@@ -67,10 +64,7 @@ def emit(
         captures: the outside tensors of CAPTURE nodes.
         seed: gives the random seed of microbatch m, int64[2].
         weights: weight of each microbatch in sums (scalars), where the program is weighted.
-        beside: writes more into the graph, given the number of the step, whose op it has to wait for where it reads
-            variables; returns the ops that have to run before variables change.
-        check: writes the check of the batch, given the number of the step, where the list has a CHECK.
-        sum_sparse: writes the sum of a sparse gradient over the replicas, where the list has a REDUCE of one.
+        callers: writes the tasks of which the caller alone knows what they are made of; None where the list has none.
 
     Returns:
         The outputs this rank has.
@@ -78,9 +72,7 @@ def emit(
     split = program.split
     handles = [v.handle for v in program.variables.values()]
     step = send_recv.begin_step(handles, program.number)
-    emission = Emission(program, arguments, captures, seed, weights, step, check, sum_sparse)
-    if beside is not None:
-        emission.all_ops += beside(step)
+    emission = Emission(program, arguments, captures, seed, weights, step, callers or CallersPart())
     emission.clear_sums()
     for task in program.tasks:
         EMITTERS[task.kind](emission, task)
@@ -92,7 +84,7 @@ def emit(
     values: list[list[tf.Tensor] | None] = []
     for output in split.outputs:
         per_microbatch = [emission.values.get((output.tensor, m)) for m in range(program.microbatches)]
-        is_sum = output.tensor in program.summed - program.kept
+        is_sum = output.tensor in program.sums.tensors - program.sums.kept
         values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
     dense = [bucket for bucket in program.buckets if not bucket.is_sparse]
     buckets = {position: bucket.number for bucket in dense for position in bucket.positions}

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from smp_tf.ops import recorder
 from smp_tf.ops.mark import LAST_STEP, mark
-from smp_tf.pipeline.task import Kind, Task
+from smp_tf.pipeline.programs.kinds import APPLY, REDUCE
+from smp_tf.pipeline.task import Task
 
 
 def begin_task(task: Task, step: tf.Tensor, program: int, after: Sequence[Any]) -> tf.Operation:
@@ -65,7 +66,7 @@ def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[An
         The mark, for `end_reduce`.
     """
     with tf.control_dependencies(list(tensors)):
-        return mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=False)
+        return mark(str(Task(REDUCE, chunk, bucket=bucket)), step, program=program, ends=False)
 
 
 def end_reduce(
@@ -85,7 +86,7 @@ def end_reduce(
         The mark.
     """
     with tf.control_dependencies([begun, *tensors]):
-        return mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=True)
+        return mark(str(Task(REDUCE, chunk, bucket=bucket)), step, program=program, ends=True)
 
 
 @contextlib.contextmanager
@@ -100,7 +101,7 @@ def applying(chunk: int, after: Sequence[Any], variables: Sequence[Any], bucket:
         variables: what is changed.
         bucket: in which the gradients were averaged over the replicas, if they were.
     """
-    task = str(Task(Kind.APPLY, chunk, bucket=bucket))
+    task = str(Task(APPLY, chunk, bucket=bucket))
     if tf.executing_eagerly():
         if recorder.is_on():
             mark(task, LAST_STEP, program=0, ends=False)

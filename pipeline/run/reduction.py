@@ -25,7 +25,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import Tensor
-from smp_tf.partition.split.split import Split, Transfer
+from smp_tf.partition.split.split import Split, Transfer, Visit
 from smp_tf.partition.split.step_outputs import StepOutputPlan
 from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.task import BucketMakers, Task
@@ -206,27 +206,46 @@ def parts_of(output: StepOutputPlan) -> tuple[Tensor, ...]:
     return output.summands or (output.tensor,)
 
 
-def when_of(task: Task) -> tuple[int, int, int]:
-    """Returns the chunk, sweep and part of a compute task, by which its segment is found."""
+def when_of(task: Task) -> Visit:
+    """Returns when a microbatch is in its chunk by a compute task, by which its segment is found."""
     assert task.sweep is not None
-    return task.chunk, task.sweep, task.part
+    return Visit(task.chunk, task.sweep, task.part)
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How the gradients of a step are averaged over the replicas.
+
+    Args:
+        reduce: sums tensors over the replicas.
+        gradients: what is known of those that are summed.
+        bucket_bytes: with so many, gradients that are summed together are enough; None for what is usual.
+        sparse: the positions of the parts of each sparse gradient among the outputs.
+    """
+
+    reduce: Reduce
+    gradients: Gradients = Gradients()
+    bucket_bytes: int | None = None
+    sparse: Sequence[tuple[int, ...]] = ()
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are averaged in the graph of the step.
+    """How gradients of a stage are averaged in the graph of the step.
 
     Args:
         reduce: sums tensors over the replicas.
         program: number of the program.
         stage: of this rank.
         gradients: what is known of them.
+        buckets: what is averaged together, by the numbers of the REDUCE tasks.
     """
 
     reduce: Reduce
     program: int
     stage: int
     gradients: Gradients = Gradients()
+    buckets: tuple[Bucket, ...] = ()
 
     def reduced(
         self, sums: Sequence[tf.Tensor], bucket: Bucket, step: tf.Tensor

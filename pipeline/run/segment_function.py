@@ -8,7 +8,7 @@ What is only summed over the microbatches it adds to the sum itself, and does no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -23,28 +23,93 @@ from smp_tf.pipeline.run.host import on_device
 
 
 @dataclass(frozen=True)
+class Summing:
+    """What a segment's function does with tensors that are summed over the microbatches.
+
+    Args:
+        accumulators: the sums that it adds to itself, by the tensor to add.
+        is_weighted: whether what it adds is multiplied by a weight, which is passed at every call.
+        early: sums to give as soon as they are complete, which the call makes them; None for none.
+        returned: tensors that it returns and the caller adds up.
+        device: on which those are returned; None for where they are made.
+    """
+
+    accumulators: Mapping[Tensor, Accumulator] = field(default_factory=dict)
+    is_weighted: bool = False
+    early: EarlySums | None = None
+    returned: Collection[Tensor] = ()
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a segment's function takes, in order.
+
+    Args:
+        arguments: the tensors to pass: those of source nodes, then the segment's inputs.
+        remote_values: variables of other stages, whose value is passed after them.
+        is_weighted: whether the weight (a float64 scalar) of what the function adds to sums is passed after them.
+        has_step: whether the number of the step is passed last, as it is where the function gives sums early.
+    """
+
+    arguments: tuple[Tensor, ...]
+    remote_values: tuple[int, ...]
+    is_weighted: bool
+    has_step: bool
+
+    def specs(self, graph: OpGraph) -> list[tf.TensorSpec]:
+        """Returns the types of what is passed.
+
+        Args:
+            graph: the op graph.
+        """
+        specs = [_spec(graph.type_of(t), f"smp_argument_{i}") for i, t in enumerate(self.arguments)]
+        specs += [_spec(graph.variables[v].type, f"smp_value_{v}") for v in self.remote_values]
+        if self.is_weighted:
+            specs.append(tf.TensorSpec([], tf.float64, name="smp_weight"))
+        if self.has_step:
+            specs.append(tf.TensorSpec([], tf.int64, name="smp_step"))
+        return specs
+
+    def by_name(self, graph: OpGraph, passed: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns what is passed for tensors of the graph, by their names.
+
+        Args:
+            graph: the op graph.
+            passed: all that is passed.
+        """
+        names = [tensor_name(graph, t) for t in self.arguments]
+        names += [remote_value_name(graph, v) for v in self.remote_values]
+        return dict(zip(names, passed, strict=False))
+
+    def weight_in(self, passed: Sequence[tf.Tensor]) -> tf.Tensor | None:
+        """Returns the weight that is passed; None where none is.
+
+        Args:
+            passed: all that is passed.
+        """
+        return passed[len(self.arguments) + len(self.remote_values)] if self.is_weighted else None
+
+
+@dataclass(frozen=True)
 class SegmentFunction:
     """A segment that can be called.
 
     Args:
         segment: what it runs.
-        arguments: the tensors to pass, in order: those of source nodes, then the segment's inputs.
-        remote_values: variables whose value is passed after them.
+        takes: what it is passed.
         variables: indices of the variables whose handle it holds.
         outputs: the tensors it returns, in order.
-        weighted: whether it takes, after them, the weight (a float64 scalar) of what it adds to sums.
-        early: the sums that it gives before it ends; it takes the number of the step last. None: it gives none.
+        early: the sums that it gives before it ends; None: it gives none.
         function: the traced function.
         compiled: whether XLA compiles it.
         uncompiled: why XLA does not compile it although that was asked for; else None.
     """
 
     segment: Segment
-    arguments: tuple[Tensor, ...]
-    remote_values: tuple[int, ...]
+    takes: Signature
     variables: tuple[int, ...]
     outputs: tuple[Tensor, ...]
-    weighted: bool
     early: EarlySums | None
     function: Callable[..., Sequence[tf.Tensor]]
     compiled: bool = False
@@ -61,11 +126,7 @@ def build_segment_function(
     variables: Mapping[int, tf.Variable],
     *,
     outputs: tuple[Tensor, ...] | None = None,
-    accumulators: Mapping[Tensor, Accumulator] | None = None,
-    weighted: bool = False,
-    early: EarlySums | None = None,
-    sums_on: str | None = None,
-    summed: Collection[Tensor] = (),
+    summing: Summing | None = None,
     xla: bool = False,
     samples: int = 1,
 ) -> SegmentFunction:
@@ -76,96 +137,124 @@ def build_segment_function(
         segment: the segment.
         variables: the variables whose handle may be used here, by index in the graph.
         outputs: what to return; everything that others need where not given.
-        accumulators: the sums to add to, by the tensor to add.
-        weighted: whether to multiply what is added by a weight, passed at every call.
-        early: sums to give as soon as they are complete, which this call makes them.
-        sums_on: the device on which `summed` are returned; None for where they are made.
-        summed: tensors that the caller adds up over the microbatches.
+        summing: what becomes of tensors that are summed over the microbatches; None where that is the caller's alone.
         xla: compile the function with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open; only to ask XLA whether it can.
 
     Returns:
         The function with the list of what to pass it.
     """
-    sources = [Tensor(n, 0) for n in segment.sources if graph.nodes[n].op != VARIABLE]
-    handles = {n: _variable_of(graph, n) for n in segment.sources if graph.nodes[n].op == VARIABLE}
-    arguments = (*sources, *segment.inputs)
-    outputs = segment.outputs if outputs is None else outputs
-    sums = accumulators or {}
-    given_early = early.tensors if early is not None else ()
-    weighted = weighted and bool(sums or given_early)
-    body = segment_graph(graph, segment, variables)
-    for definition in body.library.function:
-        tf_internals.register_function(definition)
-    specs = [_spec(graph.type_of(t), f"smp_argument_{i}") for i, t in enumerate(arguments)]
-    specs += [_spec(graph.variables[v].type, f"smp_value_{v}") for v in segment.remote_values]
-    names = [tensor_name(graph, t) for t in arguments] + [remote_value_name(graph, v) for v in segment.remote_values]
-    if weighted:
-        specs.append(tf.TensorSpec([], tf.float64, name="smp_weight"))
-    if early is not None:
-        specs.append(tf.TensorSpec([], tf.int64, name="smp_step"))
-    wanted_inside = tuple(dict.fromkeys((*outputs, *sums, *given_early)))
+    body = _Body(graph, segment, variables, segment.outputs if outputs is None else outputs, summing or Summing())
+    specs = body.takes.specs(graph)
 
-    def computed(tensors: Sequence[tf.Tensor], wanted: Sequence[Tensor]) -> list[tf.Tensor]:
-        current = tf_internals.current_graph()
-        given: dict[str, tf.Tensor] = dict(zip(names, tensors, strict=False))
-        for number, variable in handles.items():
-            handle = tf_internals.capture(current, variables[variable].handle)
+    def run(*passed: tf.Tensor) -> list[tf.Tensor]:
+        return body.results(passed)
+
+    def run_without_sums(*passed: tf.Tensor) -> list[tf.Tensor]:
+        # To ask XLA with: the variables that hold the sums are empty between two steps.
+        return body.computed(passed)
+
+    run.__name__ = f"chunk_{segment.chunk}_sweep_{segment.sweep}"
+    uncompiled = tf_internals.why_xla_cannot(_traced(run_without_sums, True), specs, samples) if xla else None
+    compiled = xla and uncompiled is None
+    return SegmentFunction(
+        segment,
+        body.takes,
+        tuple(body.handles.values()),
+        body.outputs,
+        body.summing.early,
+        _traced(run, compiled or None).get_concrete_function(*specs),
+        compiled,
+        uncompiled,
+    )
+
+
+def _traced(body: Callable[..., Any], jit_compile: bool | None) -> Any:
+    return tf.function(body, autograph=False, jit_compile=jit_compile, experimental_attributes={"_noinline": True})
+
+
+class _Body:
+    """Writes what a segment's function does into the graph that is traced.
+
+    Args:
+        graph: the op graph.
+        segment: the segment.
+        variables: the variables whose handle may be used here, by index in the graph.
+        outputs: what to return.
+        summing: what becomes of tensors that are summed.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        segment: Segment,
+        variables: Mapping[int, tf.Variable],
+        outputs: tuple[Tensor, ...],
+        summing: Summing,
+    ) -> None:
+        self.graph, self.variables, self.outputs, self.summing = graph, variables, outputs, summing
+        sources = [Tensor(n, 0) for n in segment.sources if graph.nodes[n].op != VARIABLE]
+        #: The variable of each node that stands for a handle.
+        self.handles = {n: _variable_of(graph, n) for n in segment.sources if graph.nodes[n].op == VARIABLE}
+        given_early = summing.early.tensors if summing.early is not None else ()
+        self.takes = Signature(
+            (*sources, *segment.inputs),
+            segment.remote_values,
+            is_weighted=summing.is_weighted and bool(summing.accumulators or given_early),
+            has_step=summing.early is not None,
+        )
+        self._wanted = tuple(dict.fromkeys((*outputs, *summing.accumulators, *given_early)))
+        self._definition = segment_graph(graph, segment, variables)
+        for definition in self._definition.library.function:
+            tf_internals.register_function(definition)
+
+    def computed(self, passed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns what the function returns and what it sums.
+
+        Args:
+            passed: all that the function is passed.
+        """
+        graph, current = self.graph, tf_internals.current_graph()
+        given = self.takes.by_name(graph, passed)
+        for number, variable in self.handles.items():
+            handle = tf_internals.capture(current, self.variables[variable].handle)
             given[tensor_name(graph, Tensor(number, 0))] = handle
-        imported = [name for t in dict.fromkeys(wanted) if (name := tensor_name(graph, t)) not in given]
-        used = {name for node in body.node for name in map(_with_port, node.input)}
+        imported = [name for t in self._wanted if (name := tensor_name(graph, t)) not in given]
+        used = {name for node in self._definition.node for name in map(_with_port, node.input)}
         made = tf.graph_util.import_graph_def(
-            body,
+            self._definition,
             input_map={name: value for name, value in given.items() if name in used},
             return_elements=imported,
             name="",
         )
         given.update(zip(imported, made or (), strict=True))
-        return [given[tensor_name(graph, t)] for t in wanted]
+        return [given[tensor_name(graph, t)] for t in self._wanted]
 
-    def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        weight = tensors[len(names)] if weighted else None
-        values = dict(zip(wanted_inside, computed(tensors, wanted_inside), strict=True))
+    def results(self, passed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the results, after the sums were added to and those that are given early were given.
+
+        Args:
+            passed: all that the function is passed.
+        """
+        summing, weight = self.summing, self.takes.weight_in(passed)
+        values = dict(zip(self._wanted, self.computed(passed), strict=True))
 
         def counted(tensor: Tensor) -> tf.Tensor:
             value = values[tensor]
             return value if weight is None else value * tf.cast(weight, value.dtype)
 
-        added = {tensor: accumulator.add(counted(tensor)) for tensor, accumulator in sums.items()}
+        added = {tensor: accumulator.add(counted(tensor)) for tensor, accumulator in summing.accumulators.items()}
 
         def sum_of(tensor: Tensor) -> tf.Tensor:
-            return sums[tensor].take(added[tensor])[0] if tensor in sums else counted(tensor)
+            return summing.accumulators[tensor].take(added[tensor])[0] if tensor in added else counted(tensor)
 
-        with on_device(sums_on):
+        with on_device(summing.device):
             # Copied as they are made: until the function returns, all of them would be on the device together.
-            results = [tf.identity(values[t]) if sums_on and t in summed else values[t] for t in outputs]
-        if early is not None:
-            early.give(sum_of, tensors[-1])
+            is_copied = summing.returned if summing.device else ()
+            results = [tf.identity(values[t]) if t in is_copied else values[t] for t in self.outputs]
+        if summing.early is not None:
+            summing.early.give(sum_of, passed[-1])
         return results
-
-    run.__name__ = f"chunk_{segment.chunk}_sweep_{segment.sweep}"
-
-    def traced(body: Callable[..., Any], jit_compile: bool | None) -> Any:
-        return tf.function(body, autograph=False, jit_compile=jit_compile, experimental_attributes={"_noinline": True})
-
-    def run_without_sums(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        # To ask XLA with: the variables that hold the sums are empty between two steps.
-        return computed(tensors, wanted_inside)
-
-    uncompiled = tf_internals.why_xla_cannot(traced(run_without_sums, True), specs, samples) if xla else None
-    compiled = xla and uncompiled is None
-    return SegmentFunction(
-        segment=segment,
-        arguments=arguments,
-        remote_values=segment.remote_values,
-        variables=tuple(handles.values()),
-        outputs=outputs,
-        weighted=weighted,
-        early=early,
-        function=traced(run, compiled or None).get_concrete_function(*specs),
-        compiled=compiled,
-        uncompiled=uncompiled,
-    )
 
 
 def _variable_of(graph: OpGraph, number: int) -> int:

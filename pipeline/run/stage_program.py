@@ -1,6 +1,6 @@
 """What one rank runs in a step, made ready: its task list, and the functions that the tasks call.
 
-cut step ──▶ plan_program: the tasks of all stages ──▶ build_stage_program: the functions of one ──▶ executor
+cut step ──▶ step_tasks: the tasks of all stages ──▶ build_stage_program: the functions of one ──▶ executor
 """
 
 from __future__ import annotations
@@ -11,25 +11,28 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import Tensor
-from smp_tf.partition.split.split import Segment, Split
-from smp_tf.pipeline.programs.check import check
-from smp_tf.pipeline.programs.input_checks import add_input_checks
-from smp_tf.pipeline.programs.reductions import add_reductions
-from smp_tf.pipeline.run.accumulator import Accumulator, fits
+from smp_tf.partition.split.split import Segment, Split, Visit
 from smp_tf.pipeline.run.early_sums import EarlySums, plan_early_sums
-from smp_tf.pipeline.run.reduction import (
-    Bucket,
-    Gradients,
-    Reduce,
-    Reduction,
-    group_gradients,
-    plan_buckets,
-    plan_sparse_buckets,
-    when_of,
-)
-from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
-from smp_tf.pipeline.schedules.schedule import add_transfers, program_of
-from smp_tf.pipeline.task import Edge, Program, Task
+from smp_tf.pipeline.run.microbatch_sums import MicrobatchSums, WantedSums, sums_of
+from smp_tf.pipeline.run.reduction import Bucket, Reduction, when_of
+from smp_tf.pipeline.run.segment_function import SegmentFunction, Summing, build_segment_function
+from smp_tf.pipeline.run.step_tasks import StageTasks, add_stage_tasks
+from smp_tf.pipeline.task import Program, Task
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Which end of its program's messages a rank is.
+
+    Args:
+        number: of the program, equal on all ranks, first part of every message's tag.
+        stage: the stage of this rank.
+        ranks: world rank of every stage of this replica.
+    """
+
+    number: int
+    stage: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -38,236 +41,157 @@ class StageProgram:
 
     Args:
         split: the cut step.
-        stage: the stage of this rank.
-        ranks: world rank of every stage of this replica.
         planned: the tasks of all stages.
-        functions: this stage's segments as functions, by chunk, sweep and part of it.
-        summed: the tensors made here of which only, or also, the sum over the microbatches is wanted.
-        kept: those of them whose value per microbatch is wanted too.
-        accumulators: the sums that the functions add to themselves; other sums are added up in the caller's graph.
-        sums_on: the device where sums are kept; None for where what is summed is.
-        weighted: whether microbatches weigh differently in sums.
-        number: program number, equal on all ranks, first part of every message's tag.
-        microbatches: number of microbatches.
+        end: which rank this is.
         variables: TensorFlow variables by index in the op graph.
+        functions: this stage's segments as functions, by visit.
+        sums: the sums over the microbatches that it makes.
         reduction: how gradients are averaged over the replicas; None where there is one replica.
-        buckets: what is averaged together, by the numbers of the REDUCE tasks.
         last: the last task that makes gradients, where it gives their sums before it ends, and its function; else None.
     """
 
     split: Split
-    stage: int
-    ranks: tuple[int, ...]
     planned: Program
-    functions: Mapping[tuple[int, int, int], SegmentFunction]
-    summed: frozenset[Tensor]
-    kept: frozenset[Tensor]
-    accumulators: Mapping[Tensor, Accumulator]
-    weighted: bool
-    number: int
-    microbatches: int
+    end: Endpoint
     variables: Mapping[int, tf.Variable]
+    functions: Mapping[Visit, SegmentFunction]
+    sums: MicrobatchSums
     reduction: Reduction | None = None
-    buckets: tuple[Bucket, ...] = ()
     last: tuple[Task, SegmentFunction] | None = None
-    sums_on: str | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the program, equal on all ranks."""
+        return self.end.number
+
+    @property
+    def stage(self) -> int:
+        """The stage of this rank."""
+        return self.end.stage
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches."""
+        return self.planned.microbatches
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks of this stage, in order."""
         return self.planned.ranks[self.stage]
 
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """What this stage averages together over the replicas, by the numbers of the REDUCE tasks."""
+        return self.reduction.buckets if self.reduction is not None else ()
+
     def function_of(self, task: Task) -> SegmentFunction | None:
         """Returns what a compute task calls; None where it has nothing to do."""
         if self.last is not None and task == self.last[0]:
             return self.last[1]
-        assert task.sweep is not None
-        return self.functions.get((task.chunk, task.sweep, task.part))
-
-
-def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
-    """Returns the tasks of all stages for a cut step, transfers included.
-
-    Args:
-        split: the cut step.
-        schedule: name or text of the schedule.
-        microbatches: number of microbatches.
-
-    Returns:
-        One task list per stage, which was checked to have every task once, in order, and to end.
-    """
-    edges = edges_of(split)
-    sweeps = max(2, split.sweeps)
-    kind = schedule if any(sweep == 1 for _, sweep, _ in split.segments) else "simple"
-    program = add_transfers(program_of(kind, split.placement, microbatches, sweeps=sweeps), edges)
-    check(program, edges)
-    return program
-
-
-def edges_of(split: Split) -> list[Edge]:
-    """Returns what flows between the chunks of a cut step, as a program names it; what stays on a rank is not sent."""
-    return [
-        Edge(
-            t.index, t.src_chunk, t.src_sweep, t.dst_chunk, t.dst_sweep,
-            "step" if t.once_per_step else "microbatch",
-        )
-        for t in (*split.transfers, *split.handed_on)
-    ]  # fmt: skip
-
-
-def buckets_of(
-    split: Split,
-    stages: int,
-    limit: int | None = None,
-    known: Mapping[int, int] | None = None,
-    sparse: Sequence[tuple[int, ...]] = (),
-    keep: frozenset[int] = frozenset(),
-) -> list[tuple[Bucket, ...]]:
-    """Returns what all stages average together over replicas.
-
-    Args:
-        split: the cut step.
-        stages: their number.
-        limit: bytes with which a bucket is full; None for what is usual.
-        known: bytes of gradients, by position among the outputs, where their variables do not say it.
-        sparse: the positions of the parts of each sparse gradient among the outputs.
-        keep: positions of gradient outputs whose value per microbatch is wanted besides their sum.
-    """
-    found = []
-    for stage in range(stages):
-        dense = plan_buckets(split, stage, group_gradients(split, stage, limit, known), known)
-        summed = summed_of(split, stage)
-        summed -= {split.outputs[position].tensor for position in keep}
-        found.append((*dense, *plan_sparse_buckets(split, stage, sparse, len(dense), summed)))
-    return found
-
-
-def summed_of(split: Split, stage: int) -> set[Tensor]:
-    """Finds the tensors that a stage makes of which only, or also, the sum over the microbatches is wanted.
-
-    Args:
-        split: the cut step.
-        stage: which stage.
-    """
-    made = {t for segment in split.segments_of(stage).values() for t in segment.outputs}
-    summed = {o.tensor for o in split.outputs if o.is_summed and split.stage_of(o) == stage}
-    return summed | {t for o in split.outputs for t in o.summands if t in made}
+        return self.functions.get(when_of(task))
 
 
 def build_stage_program(
     split: Split,
-    stage: int,
-    ranks: Sequence[int],
     program: Program,
-    number: int,
+    end: Endpoint,
     variables: Mapping[int, tf.Variable],
     *,
-    keep: frozenset[int] = frozenset(),
-    weighted: bool = False,
+    tasks: StageTasks | None = None,
+    sums: WantedSums | None = None,
     xla: bool = False,
     samples: int = 1,
-    reduce: Reduce | None = None,
-    gradients: Gradients = Gradients(),  # noqa: B008 - it never changes
-    bucket_bytes: int | None = None,
-    sums_on: str | None = None,
-    checks_inputs: bool = False,
-    sparse: Sequence[tuple[int, ...]] = (),
 ) -> StageProgram:
     """Traces the functions of one stage.
 
     Args:
         split: the cut step.
-        stage: which stage.
-        ranks: world rank of every stage.
-        program: the tasks of all stages.
-        number: program number, equal on all ranks.
+        program: the tasks of the microbatches, of all stages.
+        end: which rank this is.
         variables: the variables whose handles this rank may use, by index in the op graph.
-        keep: positions of gradient outputs whose value per microbatch is wanted besides their sum.
-        weighted: whether microbatches weigh differently in sums.
+        tasks: what the stages do once a step; None for nothing.
+        sums: what is wanted of the sums over the microbatches; None for the sums alone, of microbatches that weigh the
+            same.
         xla: compile the functions with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open.
-        reduce: sums tensors over the replicas; None where there is one replica.
-        gradients: what is known of those that are summed over the replicas.
-        bucket_bytes: with so many, gradients that are summed over the replicas together are enough; None for what is
-            usual.
-        sums_on: TensorFlow's name of the device where sums over the microbatches are kept; None for where what is
-            summed is.
-        checks_inputs: whether the ranks of a replica compare their batches.
-        sparse: the positions of the parts of each sparse gradient among the outputs.
 
     Returns:
         The program of this rank.
     """
-    segments = split.segments_of(stage)
-    made = {t for segment in segments.values() for t in segment.outputs}
-    summed = summed_of(split, stage)
-    kept = frozenset(split.outputs[position].tensor for position in keep) & summed
-    # A single microbatch is its own sum.
-    accumulators = {
-        t: Accumulator(split.graph.type_of(t), f"smp_sum_{number}_{count}", sums_on)
-        for count, t in enumerate(sorted(summed & made))
-        if program.microbatches > 1 and fits(split.graph.type_of(t))
-    }
+    tasks, sums = tasks or StageTasks(), sums or WantedSums()
+    made = sums_of(split, end.stage, sums, program.microbatches, f"smp_sum_{end.number}")
+    program, buckets = add_stage_tasks(split, program, tasks, sums.kept)
+    averaging = tasks.averaging
+    reduction: Reduction | None = None
+    if averaging is not None:
+        reduction = Reduction(averaging.reduce, end.number, end.stage, averaging.gradients, buckets[end.stage])
+    tracing = _Tracing(split, split.segments_of(end.stage), variables, made, xla, samples)
+    last: tuple[Task, SegmentFunction] | None = None
+    # What XLA compiles gives nothing before it ends.
+    if reduction is not None and not xla:
+        dense = [bucket for bucket in reduction.buckets if not bucket.is_sparse]
+        whole = tracing.has_sum_of(program.microbatches)
+        own = program.ranks[end.stage]
+        early = plan_early_sums(split, end.stage, own, dense, whole, program=end.number, device=sums.device)
+        if early is not None:
+            last = early.task, tracing.function_of(when_of(early.task), early)
+    only = {when_of(last[0])} if last is not None and program.microbatches == 1 else set()
+    functions = {when: tracing.function_of(when) for when in tracing.segments if when not in only}
+    return StageProgram(split, program, end, variables, functions, made, reduction, last)
 
-    def build(when: tuple[int, int, int], early: EarlySums | None = None) -> SegmentFunction:
-        segment = segments[when]
-        own = {t: accumulators[t] for t in segment.outputs if t in accumulators}
-        others = [other for other in segments.values() if other is not segment]
+
+@dataclass(frozen=True)
+class _Tracing:
+    """What the functions of a stage are traced from.
+
+    Args:
+        split: the cut step.
+        segments: of the stage, by visit.
+        variables: the variables whose handles this rank may use, by index in the op graph.
+        sums: the sums over the microbatches that it makes.
+        xla: compile the functions with XLA, where XLA can.
+        samples: samples of a microbatch, where the graph leaves that length open.
+    """
+
+    split: Split
+    segments: Mapping[Visit, Segment]
+    variables: Mapping[int, tf.Variable]
+    sums: MicrobatchSums
+    xla: bool
+    samples: int
+
+    def function_of(self, when: Visit, early: EarlySums | None = None) -> SegmentFunction:
+        """Traces a segment.
+
+        Args:
+            when: its visit.
+            early: the sums that it gives before it ends; None for none.
+        """
+        segment, sums = self.segments[when], self.sums
+        own = {t: sums.accumulators[t] for t in segment.outputs if t in sums.accumulators}
+        others = [other for other in self.segments.values() if other is not segment]
         taken = own.keys() | set(early.tensors if early is not None else ())
         return build_segment_function(
-            split.graph,
+            self.split.graph,
             segment,
-            variables,
-            outputs=tuple(t for t in segment.outputs if t not in taken or t in kept or _is_read(split, others, t)),
-            accumulators=own,
-            weighted=weighted,
-            early=early,
-            sums_on=sums_on,
-            summed=summed,
-            xla=xla,
-            samples=samples,
+            self.variables,
+            outputs=tuple(
+                t for t in segment.outputs if t not in taken or t in sums.kept or _is_read(self.split, others, t)
+            ),
+            summing=Summing(own, sums.is_weighted, early, sums.tensors, sums.device),
+            xla=self.xla,
+            samples=self.samples,
         )
 
-    reduction: Reduction | None = None
-    buckets: tuple[Bucket, ...] = ()
-    last: tuple[Task, SegmentFunction] | None = None
-    if checks_inputs:
-        program = add_input_checks(program)
-    if reduce is not None:
-        reduction = Reduction(reduce, number, stage, gradients)
-        of_stages = buckets_of(split, program.stages, bucket_bytes, gradients.nbytes, sparse, keep)
-        buckets = of_stages[stage]
-        program = add_reductions(program, [bucket.makers for each in of_stages for bucket in each])
-        is_whole = accumulators.keys() if program.microbatches > 1 else summed & made
-        # What XLA compiles gives nothing before it ends.
-        early: EarlySums | None = None
-        if not xla:
-            tasks, dense = program.ranks[stage], [bucket for bucket in buckets if not bucket.is_sparse]
-            early = plan_early_sums(split, stage, tasks, dense, is_whole, program=number, device=sums_on)
-        if early is not None:
-            last = early.task, build(when_of(early.task), early)
-    if checks_inputs or reduce is not None:
-        check(program, edges_of(split))
-    only = {when_of(last[0])} if last is not None and program.microbatches == 1 else set()
-    functions = {when: build(when) for when in segments if when not in only}
-    return StageProgram(
-        split=split,
-        stage=stage,
-        ranks=tuple(ranks),
-        planned=program,
-        functions=functions,
-        summed=frozenset(summed),
-        kept=kept,
-        accumulators=accumulators,
-        weighted=weighted,
-        number=number,
-        microbatches=program.microbatches,
-        variables=variables,
-        reduction=reduction,
-        buckets=buckets,
-        last=last,
-        sums_on=sums_on,
-    )
+    def has_sum_of(self, microbatches: int) -> frozenset[Tensor]:
+        """Returns the tensors whose sum over the microbatches a function can have.
+
+        Args:
+            microbatches: their number.
+        """
+        if microbatches > 1:
+            return frozenset(self.sums.accumulators)
+        return self.sums.tensors & {t for segment in self.segments.values() for t in segment.outputs}
 
 
 def _is_read(split: Split, others: Sequence[Segment], tensor: Tensor) -> bool:

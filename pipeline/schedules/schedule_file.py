@@ -14,7 +14,8 @@ from pathlib import Path
 
 from smp_tf.pipeline.errors import ProgramError, ScheduleError, TaskTextError, require_at_least
 from smp_tf.pipeline.programs.check import check
-from smp_tf.pipeline.task import Kind, Program, Task, parse, parse_program
+from smp_tf.pipeline.programs.text import parse, parse_program
+from smp_tf.pipeline.task import Kind, Program, Task
 
 _WRITTEN = (Kind.F, Kind.B, Kind.I, Kind.W)
 

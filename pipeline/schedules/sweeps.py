@@ -62,7 +62,7 @@ def forward_only(program: Program) -> Program:
         A program of F tasks with the same chunks on the same ranks.
 
     Example:
-        >>> from smp_tf.pipeline.task import parse_program
+        >>> from smp_tf.pipeline.programs.text import parse_program
         >>> forward_only(parse_program("0F0 0B0 0F1 0B1")).text()
         '0F0 0F1'
     """
@@ -82,7 +82,7 @@ def with_sweeps(program: Program, sweeps: int) -> Program:
         The program. It is the same one where no sweep is added.
 
     Example:
-        >>> from smp_tf.pipeline.task import parse_program
+        >>> from smp_tf.pipeline.programs.text import parse_program
         >>> with_sweeps(parse_program("0F0 1F0 1B0 0B0"), 4).text()
         '0F0 1F0 1B0 0B0 0T2.0 1T2.0 1T3.0 0T3.0'
     """

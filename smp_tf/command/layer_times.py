@@ -234,8 +234,8 @@ def _printed(shown: Table, width: int, color: bool) -> str:
 
 
 def _cells(times: tuple[float, float] | None, costs: Sequence[UnitCost]) -> list[str]:
-    flops = sum(cost.flops_forward + cost.flops_backward for cost in costs)
-    read, written = sum(cost.bytes_read for cost in costs), sum(cost.bytes_written for cost in costs)
+    flops = sum(cost.flops.forward + cost.flops.backward for cost in costs)
+    read, written = sum(cost.nbytes.read for cost in costs), sum(cost.nbytes.written for cost in costs)
     moved = f"{as_bytes(int(read))}\n+ {as_bytes(int(written))}"
     if times is None:
         return ["-", "-", f"{flops / 1e9:,.2f}", "-", moved, "-"]

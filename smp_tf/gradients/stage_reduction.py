@@ -22,6 +22,7 @@ from smp_tf.job_state import JobState
 from smp_tf.ops import send_recv
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.pipeline.programs.check import check
+from smp_tf.pipeline.programs.kinds import SUM, TELL
 from smp_tf.pipeline.programs.stage_sums import stage_sum
 from smp_tf.pipeline.task import Kind
 from smp_tf.tf_internals import op_by_op
@@ -164,7 +165,7 @@ def _sum(sums: _StageSum) -> None:
 
 
 #: What writes the ops of each task of a reduction.
-_EMITTERS: dict[Kind, Callable[[_StageSum], None]] = {Kind.TELL: _tell, Kind.SUM: _sum}
+_EMITTERS: dict[Kind, Callable[[_StageSum], None]] = {TELL: _tell, SUM: _sum}
 
 
 def _alike(first: tf.Tensor, part: tf.Tensor, ranks: Sequence[int], other: int, reduction: StageReduction) -> Any:

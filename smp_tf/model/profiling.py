@@ -352,7 +352,7 @@ def shares(costs: Costs, ranks: int) -> list[list[int]]:
 
 
 def _seconds(costs: Costs, unit: int) -> float:
-    return costs.units[unit].time_forward + costs.units[unit].time_backward
+    return costs.units[unit].seconds.both
 
 
 def surroundings(traced: StepTrace, tensors: Sequence[tf.Tensor]) -> Surroundings:

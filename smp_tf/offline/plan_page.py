@@ -122,10 +122,11 @@ def _layers(made: OfflinePlan) -> str:
             boxes[unit] = (left, top + height / 2)
             name = made.units[unit].name
             cost = made.costs.units[unit]
+            sizes = cost.nbytes
             told = (
-                f"{name}: weights {as_bytes(cost.weight_bytes)}, slots {as_bytes(cost.slot_bytes)}; of a microbatch "
-                f"{_work(cost)}, read {as_bytes(cost.bytes_read)}, written {as_bytes(cost.bytes_written)}, stash "
-                f"{as_bytes(cost.stash_bytes)}, {in_seconds(cost.time_forward + cost.time_backward)}"
+                f"{name}: weights {as_bytes(sizes.weights)}, slots {as_bytes(sizes.slots)}; of a microbatch "
+                f"{_work(cost)}, read {as_bytes(sizes.read)}, written {as_bytes(sizes.written)}, stash "
+                f"{as_bytes(sizes.stash)}, {in_seconds(cost.seconds.both)}"
             )
             shapes.append(
                 f'<g><title>{escape(told)}</title><rect x="{left}" y="{top:.1f}" width="{width}" '
@@ -189,9 +190,9 @@ def _in_common(all_of: Sequence[str] | Sequence[list[str]]) -> int:
 def _work(cost: UnitCost) -> str:
     """Returns the floating-point operations of a unit by their purpose."""
     parts = (
-        ("forward", cost.flops_forward),
-        ("for gradients of inputs", cost.flops_input_gradient),
-        ("of weights", cost.flops_weight_gradient),
+        ("forward", cost.flops.forward),
+        ("for gradients of inputs", cost.flops.input_gradient),
+        ("of weights", cost.flops.weight_gradient),
     )
     return ", ".join(f"{in_flops(flops)} {what}" for what, flops in parts)
 
@@ -267,22 +268,22 @@ def _memory(made: OfflinePlan) -> str:
 
 def _largest(made: OfflinePlan) -> str:
     stage_of = made.plan.stages_of(made.units)
-    whole = sum(cost.time_forward + cost.time_backward for cost in made.costs.units) or 1.0
+    whole = sum(cost.seconds.both for cost in made.costs.units) or 1.0
     by_time = made.plan.objective == "speed"
 
     def size(unit: int) -> float:
         cost = made.costs.units[unit]
         if by_time:
-            return cost.time_forward + cost.time_backward
-        return cost.weight_bytes + cost.slot_bytes + cost.stash_bytes
+            return cost.seconds.both
+        return cost.nbytes.weights + cost.nbytes.slots + cost.nbytes.stash
 
     rows = []
     for unit in sorted(range(len(made.units)), key=lambda at: (-size(at), at))[:_LARGEST]:
         cost = made.costs.units[unit]
-        sizes = [as_bytes(part) for part in (cost.weight_bytes, cost.slot_bytes, cost.stash_bytes)]
-        sizes += [in_flops(cost.flops_forward), in_flops(cost.flops_input_gradient)]
-        sizes += [in_flops(cost.flops_weight_gradient), as_bytes(cost.bytes_read), as_bytes(cost.bytes_written)]
-        share = (cost.time_forward + cost.time_backward) / whole
+        sizes = [as_bytes(part) for part in (cost.nbytes.weights, cost.nbytes.slots, cost.nbytes.stash)]
+        sizes += [in_flops(cost.flops.forward), in_flops(cost.flops.input_gradient)]
+        sizes += [in_flops(cost.flops.weight_gradient), as_bytes(cost.nbytes.read), as_bytes(cost.nbytes.written)]
+        share = cost.seconds.both / whole
         numbered = mark(_color(stage_of[unit])) + str(stage_of[unit])
         rows.append((numbered, escape(made.units[unit].name), *sizes, f"{share:.1%}"))
     heads = (

@@ -24,7 +24,8 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.segment_graph import tensor_name
 from smp_tf.pipeline.measure.recorded import ProgramRecord, RankRecord, steps_of
-from smp_tf.pipeline.run.stage_program import StageProgram, edges_of
+from smp_tf.pipeline.run.stage_program import StageProgram
+from smp_tf.pipeline.run.step_tasks import edges_of
 from smp_tf.recording import tensorboard, timeline_file
 
 if TYPE_CHECKING:

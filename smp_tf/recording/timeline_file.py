@@ -23,7 +23,8 @@ from smp_tf.pipeline.measure.recorded import (
     rows_of,
     waits_of,
 )
-from smp_tf.pipeline.task import Edge, Kind, parse, parse_program
+from smp_tf.pipeline.programs.text import parse, parse_program
+from smp_tf.pipeline.task import Edge, Kind
 
 VERSION = 1
 

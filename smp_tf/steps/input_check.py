@@ -14,8 +14,9 @@ import tensorflow as tf
 from smp_tf.batch.microbatches import SplitArgument
 from smp_tf.job.content_hash import content_hashes
 from smp_tf.ops import send_recv
+from smp_tf.pipeline.programs.kinds import CHECK
 from smp_tf.pipeline.run.marks import begin_task, end_task
-from smp_tf.pipeline.task import Kind, Task
+from smp_tf.pipeline.task import Task
 from smp_tf.tf_internals import cond_independently
 
 _FIRST_STEPS = 10
@@ -49,7 +50,7 @@ def add_input_check(
     tensors = tf.nest.flatten(list(values), expand_composites=True)
     if not tensors or len(ranks) == 1:
         return
-    task = Task(Kind.CHECK, stage)
+    task = Task(CHECK, stage)
 
     def compare() -> tf.Tensor:
         with tf.control_dependencies([begin_task(task, step, number, [])]):

@@ -21,8 +21,11 @@ from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.planner.request import PlacementRequest
-from smp_tf.pipeline.run.reduction import Bucket, Reduce, Sums
-from smp_tf.pipeline.run.stage_program import StageProgram, build_stage_program, plan_program
+from smp_tf.pipeline.run.microbatch_sums import WantedSums
+from smp_tf.pipeline.run.reduction import Averaging, Bucket, Reduce, Sums
+from smp_tf.pipeline.run.stage_program import Endpoint, StageProgram, build_stage_program
+from smp_tf.pipeline.run.step_tasks import StageTasks, check_other_replicas, plan_program
+from smp_tf.pipeline.schedules.schedule import is_named
 from smp_tf.planning import earlier_steps, partition_file
 from smp_tf.planning.agreement import agree_on_plan, show_plan
 from smp_tf.planning.first_steps import Expected
@@ -218,20 +221,25 @@ def stage_program(
         xla: compile the functions with XLA, where XLA can.
     """
     topology, cut = runtime.current().topology, agreed.cut
-    return build_stage_program(
+    averaging: Averaging | None = None
+    reduce = sums_over_replicas(step, owned.receivers)
+    if reduce is not None:
+        known = known_gradients(owned.receivers, owned.applied)
+        averaging = Averaging(reduce, known, sparse=sparse_gradients(step.traced.lowered, cut))
+    config, schedule = runtime.current().config, agreed.plan.schedule
+    weighs = topology.replicas > 1 and any(output.is_gradient for output in cut.outputs)
+    tasks = StageTasks(averaging, weighs, checks_inputs=config.check_inputs and bool(step.batch.arguments))
+    kept = frozenset(range(len(cut.outputs))) if keeps_gradients else frozenset()
+    program = build_stage_program(
         cut,
-        topology.stage,
-        topology.members(CommGroup.PP_GROUP),
-        plan_program(cut, agreed.plan.schedule, step.batch.microbatches),
-        agreed.number,
+        plan_program(cut, schedule, step.batch.microbatches),
+        Endpoint(agreed.number, topology.stage, tuple(topology.members(CommGroup.PP_GROUP))),
         owned.variables,
-        keep=frozenset(range(len(cut.outputs))) if keeps_gradients else frozenset(),
-        weighted=step.batch.size is None or topology.replicas > 1,
+        tasks=tasks,
+        sums=WantedSums(kept, step.batch.size is None or topology.replicas > 1, device_of_gradients()),
         xla=xla,
         samples=step.batch.samples,
-        reduce=sums_over_replicas(step, owned.receivers),
-        gradients=known_gradients(owned.receivers, owned.applied),
-        sums_on=device_of_gradients(),
-        checks_inputs=runtime.current().config.check_inputs and bool(step.batch.arguments),
-        sparse=sparse_gradients(step.traced.lowered, cut),
     )
+    if weighs and is_named(schedule):
+        check_other_replicas(cut, program.planned, schedule, config.microbatches, tasks, kept)
+    return program

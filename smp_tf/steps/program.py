@@ -18,7 +18,8 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
-from smp_tf.pipeline.run.emission import SumSparse
+from smp_tf.pipeline.programs.kinds import WEIGH
+from smp_tf.pipeline.run.emission import CallersPart, SumSparse
 from smp_tf.pipeline.run.executor import StepResults, emit
 from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.run.reduction import Bucket
@@ -171,17 +172,16 @@ class SplitProgram:
         slicer = Slicer(self.arguments, tensors, self.microbatches)
         replicas = running.topology.replicas
         sizes = slicer.sizes
-        weights: Sequence[Any] = list(sizes) if program.weighted else [1] * len(sizes)
+        weights: Sequence[Any] = list(sizes) if program.sums.is_weighted else [1] * len(sizes)
         pending.add_check()
         # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
         seed = step_seeds.next_seeds(self.known_as, running.topology.replica) if self.source.is_random else _no_seed
         recording.know(self)
-        averages = replicas > 1 and any(output.is_gradient for output in program.split.outputs)
-        told = _ToldReplicas(self, tensors, _total(weights)) if averages else None
-        beside = told.write if told is not None else None
+        weighs = any(task.kind is WEIGH for task in program.tasks)
+        told = _ToldReplicas(self, tensors, _total(weights)) if weighs else None
 
         def check(step: tf.Tensor) -> None:
-            add_input_check(self.name, self.arguments, tensors, step, program.number, program.ranks, program.stage)
+            add_input_check(self.name, self.arguments, tensors, step, program.number, program.end.ranks, program.stage)
 
         sparse: dict[int, tf.Tensor] = {}
         results = emit(
@@ -190,9 +190,7 @@ class SplitProgram:
             self.lowered.captures,
             seed,
             weights,
-            beside=beside,
-            check=check,
-            sum_sparse=self._sparse_sums(weights, sparse),
+            CallersPart(told.write if told is not None else None, check, self._sparse_sums(weights, sparse)),
         )
         if any(output.is_gradient for output in program.split.outputs):
             first_steps.watch(program.number, self.plan, self.expected)

@@ -11,7 +11,7 @@ from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.simulate import simulate
-from smp_tf.pipeline.task import parse_program
+from smp_tf.pipeline.programs.text import parse_program
 from tests.benchmarks.conftest import Refuse
 from tests.benchmarks.test_start_time import printed
 from tests.pipeline.recorded_steps import program, recorded

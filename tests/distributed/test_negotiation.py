@@ -1,4 +1,4 @@
-"""Replicas agree once on what they average: after the first step each bucket is in Horovod's cache of responses."""
+"""Replicas agree once on what they average: after the first step Horovod remembers each bucket. All of it is tasks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def test_each_replica_says_once_that_it_has_a_bucket(tmp_path: Path, partitions:
         cases.append(Case(way, "trained", arguments, {**config, **more}))
     results = launch(2 * partitions, CASES, cases, environment=ENVIRONMENT)
     said = {way: results[way].values()[0]["said"] for way in ways}
+    for way in ways:
+        for found in results[way].values():
+            # Nothing is summed over the replicas but by a task of the list, and each such task sums something.
+            averages = {task for task in found["tasks"] if task.lstrip("0123").startswith(("REDUCE", "WEIGH"))}
+            assert found["named"].keys() == averages, way
     name = "smp_gradients_step_0"
     # One group of kernel and bias a bucket, and the weight of the batch.
     groups = {f"{name}_{bucket}_float32_{which}of2" for bucket in range(buckets) for which in (1, 2)}

@@ -12,6 +12,7 @@ import pytest
 from smp_tf.offline.timeline_text import RecordedReplica, replicas_of
 from smp_tf.pipeline.measure.recorded import RecordedStep, TaskRun
 from smp_tf.pipeline.measure.step_anatomy import StepAnatomy
+from smp_tf.pipeline.programs.kinds import APPLY, CHECK, REDUCE
 from smp_tf.pipeline.task import Kind
 from smp_tf.recording import timeline_file
 from tests.distributed.harness import Case, CaseResult, launch
@@ -35,7 +36,7 @@ def stages_of(step: StepAnatomy) -> list[RecordedStep]:
 
 def updates_of(stage: RecordedStep) -> list[TaskRun]:
     """What the rank did after its compute tasks; the batch is checked on the first steps, meanwhile."""
-    return [run for run in stage.updates if run.task.kind is not Kind.CHECK]
+    return [run for run in stage.updates if run.task.kind is not CHECK]
 
 
 @pytest.mark.distributed
@@ -66,7 +67,7 @@ def test_tasks_run_in_the_order_of_the_plan(tmp_path: Path, schedule: str, stage
             # Times are those of one clock, and everything lies within the loop.
             times = [time for run in stage.tasks for time in (run.begin, run.end)]
             assert ranks[rank]["began"] < stage.begin < min(times) <= max(times) <= stage.until < ranks[rank]["ended"]
-            assert [run.task.kind for run in updates_of(stage)] == [Kind.APPLY]
+            assert [run.task.kind for run in updates_of(stage)] == [APPLY]
             spent = step.time_spent(rank)
             assert sum(spent.values()) == stage.until - stage.begin
             assert spent["compute"] > 0
@@ -114,7 +115,7 @@ def test_fit_records_batches_of_all_epochs(tmp_path: Path) -> None:
     assert not (tmp_path / "beyond").exists()
     for step in replica_in(tmp_path / "plain").steps.values():
         for stage in stages_of(step):
-            assert [str(run.task)[1:] for run in stage.tasks if run.task.kind is Kind.APPLY] == ["APPLY"]
+            assert [str(run.task)[1:] for run in stage.tasks if run.task.kind is APPLY] == ["APPLY"]
             assert stage.tasks[-1].begin >= stage.compute[-1].end
     for value in found["clock"].values():
         assert value["offset"] == 0
@@ -135,10 +136,10 @@ def test_replicas_reduce(tmp_path: Path) -> None:
         assert len(replica.steps) == 3
         for step in replica.steps.values():
             for number, stage in enumerate(stages_of(step)):
-                assert [str(run.task)[1:] for run in updates_of(stage)] == ["REDUCE0", "APPLY0"]
+                assert [str(run.task)[1:] for run in updates_of(stage)] == ["WEIGH", "REDUCE0", "APPLY0"]
                 assert step.time_spent(number)["reduce"] > 0
                 # On the first ten steps.
-                assert [str(run.task) for run in stage.updates if run.task.kind is Kind.CHECK] == [f"{number}CHECK"]
+                assert [str(run.task) for run in stage.updates if run.task.kind is CHECK] == [f"{number}CHECK"]
                 planned = [str(task) for task in step.program.planned.ranks[number]]
                 assert planned[-1] == f"{number}CHECK"
                 assert f"{number}REDUCE0" in planned
@@ -182,7 +183,7 @@ def assert_averages_are_hidden(step: StepAnatomy, buckets: int) -> None:
     """On the first stage buckets begin while this rank computes, on the last one while the first stage does."""
     stages = stages_of(step)
     for number, stage in enumerate(stages):
-        reduced = [run for run in stage.tasks if run.task.kind is Kind.REDUCE]
+        reduced = [run for run in stage.tasks if run.task.kind is REDUCE]
         assert sorted(str(run.task)[1:] for run in reduced) == [f"REDUCE{bucket}" for bucket in range(buckets)]
         assert reduced[0].begin < stages[0].compute[-1].end
         whole, hidden = step.averaging(number)
@@ -195,9 +196,9 @@ def assert_averages_are_hidden(step: StepAnatomy, buckets: int) -> None:
 
 def assert_changes_wait_for_their_own_bucket(waits: dict[str, list[str]], stage: int, buckets: int) -> None:
     """No weight changed before the last average was there. (And replicas' batches are weighed first of all.)"""
-    weighed = "smp_gradients_step_0_weight_float64"
+    weighed = f"{stage}WEIGH/smp_gradients_step_0_weight_float64"
     assert waits == {
-        f"{layer}/{weight}:0": [f"smp_gradients_step_0_{bucket}_float32", weighed]
+        f"{layer}/{weight}:0": [f"{stage}REDUCE{bucket}/smp_gradients_step_0_{bucket}_float32", weighed]
         for bucket, layer in enumerate(("d3", "d2", "d1", "d0")[4 - (stage + 1) * buckets :][:buckets])
         for weight in ("kernel", "bias")
     }

@@ -38,7 +38,8 @@ USES = {
     "config": "ground pipeline pipeline.schedules",
     "job": "ground config keras watch ops partition partition.plan",
     "collectives": "ground job ops partition",
-    "recording": "ground files job ops partition partition.plan partition.split pipeline pipeline.measure pipeline.run",
+    "recording": "ground files job ops partition partition.plan partition.split pipeline pipeline.measure "
+    "pipeline.programs pipeline.run",
     "variables": "ground files keras job ops partition pipeline.run",
     "replicas": "ground config keras job collectives variables partition pipeline.run",
     "batch": "ground replicas partition.trace",
@@ -53,15 +54,15 @@ USES = {
     "optimizer": "ground keras job collectives variables replicas sharding checkpoint gradients partition "
     "pipeline.planner pipeline.run",
     "start": "ground watch config job collectives planning ops partition partition.plan",
-    "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops partition "
-    "partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline pipeline.planner "
-    "pipeline.run",
+    "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops "
+    "partition partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline "
+    "pipeline.planner pipeline.programs pipeline.run pipeline.schedules",
     "loss_check": "ground job variables batch gradients steps ops partition partition.graph partition.samples "
     "partition.trace",
     "training": "ground keras job recording variables replicas batch sharding checkpoint optimizer steps loss_check "
     "partition partition.plan partition.trace pipeline.programs pipeline.schedules",
-    "model": "ground files watch keras variables job optimizer steps training partition partition.graph partition.plan "
-    "partition.split partition.units pipeline.measure pipeline.planner",
+    "model": "ground files watch keras variables job optimizer steps training partition partition.graph "
+    "partition.plan partition.split partition.units pipeline.measure pipeline.planner",
     "offline": "ground config keras collectives replicas planning optimizer start steps model partition.graph "
     "partition.place partition.plan partition.split partition.units pipeline pipeline.measure pipeline.planner "
     "pipeline.programs pipeline.schedules",

@@ -24,20 +24,6 @@ LARGE = {
     "parameters smp_tf/optimizer/one_bit_lamb.py OneBitLAMB.__init__": "public: the hyperparameters of LAMB by name",
     "parameters smp_tf/steps/step.py step": "public: each is one choice of the user's",
 }
-#: What is too large without a reason. This list only gets shorter.
-TO_BE_MENDED: list[str] = [
-    "call smp_tf/steps/preparation.py stage_program build_stage_program",
-    "call partition/split/split.py _Splitter._segment Segment",
-    "call partition/units/cost.py estimate UnitCost",
-    "call pipeline/measure/made_up.py _leading_to Segment",
-    "lines pipeline/run/segment_function.py build_segment_function",
-    "parameters pipeline/run/segment_function.py build_segment_function",
-    "call pipeline/run/segment_function.py build_segment_function SegmentFunction",
-    "lines pipeline/run/stage_program.py build_stage_program",
-    "parameters pipeline/run/stage_program.py build_stage_program",
-    "call pipeline/run/stage_program.py build_stage_program.build build_segment_function",
-    "call pipeline/run/stage_program.py build_stage_program StageProgram",
-]
 
 
 def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -92,9 +78,9 @@ def test_functions_are_short_and_take_few_arguments() -> None:
     large: dict[str, str] = {}
     for path in sources().values():
         large.update(large_in(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")))
-    listed = {*LARGE, *TO_BE_MENDED}
+    listed = set(LARGE)
     assert [told for entry, told in large.items() if entry not in listed] == []
-    assert sorted(listed - set(large)) == [], "these are mended: take them off the lists"
+    assert sorted(listed - set(large)) == [], "these are mended: take them off the list"
 
 
 def test_what_is_too_large_is_told_by_file_line_and_size() -> None:

@@ -34,7 +34,7 @@ from smp_tf.pipeline.planner import proposal
 from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
-from smp_tf.pipeline.run.stage_program import plan_program
+from smp_tf.pipeline.run.step_tasks import plan_program
 from smp_tf.pipeline.task import Kind, Program, Task
 from tests.graphs_as_written import graphs_as_written
 
@@ -306,7 +306,7 @@ class _Interpreter:
             return True
         microbatch = task.microbatch
         inputs = []
-        for tensor in function.arguments:
+        for tensor in function.takes.arguments:
             source = self._source(tensor, microbatch)
             if source is None:
                 source = self.values[stage].get((tensor, microbatch))
@@ -315,7 +315,7 @@ class _Interpreter:
                 assert expected & self.posted[stage], f"{task} needs {tensor}, which no task before it receives"
                 return False
             inputs.append(source)
-        for variable in function.remote_values:
+        for variable in function.takes.remote_values:
             if variable not in self.remote[stage]:
                 return False
             inputs.append(self.remote[stage][variable])

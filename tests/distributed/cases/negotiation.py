@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,8 +26,9 @@ def trained(folder: str, steps: int, sparse: bool = False) -> dict[str, Any]:
         sparse: whether the model begins with an embedding, whose gradients are slices; then batches differ in size.
 
     Returns:
-        On rank 0, which leads the averages of the first stage and alone is told this, by the name of what was averaged:
-        how often a rank said that it is ready for it, and how often that was done.
+        "said": on rank 0, which leads the averages of the first stage and alone is told this, by the name of what was
+        averaged: how often a rank said that it is ready for it, and how often that was done. "named": how many
+        collectives the graph has by the task under whose name they stand. "tasks": those of this rank's list.
     """
 
     def net() -> tf.keras.Model:
@@ -59,7 +61,29 @@ def trained(folder: str, steps: int, sparse: bool = False) -> dict[str, Any]:
             train(x if sparse else tf.cast(x, tf.float32))
     smp.barrier()
     hvd.stop_timeline()
-    return {"said": said(path) if smp.rank() == 0 else {}}
+    last = x if sparse else tf.cast(x, tf.float32)
+    program, _ = step.find(last)
+    return {
+        "said": said(path) if smp.rank() == 0 else {},
+        "named": collectives_by_task(train.get_concrete_function(last).graph),
+        "tasks": [str(task) for task in program.stage_program.tasks],
+    }
+
+
+def collectives_by_task(graph: tf.Graph) -> dict[str, int]:
+    """Counts all of Horovod's ops that a graph and its branches have, by the outermost name scope of each."""
+    library = graph.as_graph_def().library.function
+    inside = {
+        function.signature.name: sum(node.op.startswith("Horovod") for node in function.node_def)
+        for function in library
+    }
+    found: Counter[str] = Counter()
+    for op in graph.get_operations():
+        branches = [op.get_attr(name).name for name in ("then_branch", "else_branch") if name in op.node_def.attr]
+        count = op.type.startswith("Horovod") + sum(inside[branch] for branch in branches)
+        if count:
+            found[op.name.partition("/")[0]] += count
+    return dict(found)
 
 
 def said(path: Path) -> dict[str, list[int]]:

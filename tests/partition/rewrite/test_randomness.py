@@ -15,7 +15,7 @@ from smp_tf.partition import tf_internals
 from smp_tf.partition.graph.op_graph import ARGUMENT, SEED, SOURCES, OpGraph, Tensor, TensorType
 from smp_tf.partition.rewrite.randomness import make_stateless
 from smp_tf.partition.split.segment_graph import segment_graph
-from smp_tf.partition.split.split import Segment
+from smp_tf.partition.split.split import Segment, Visit
 from tests.partition.traced_step import FLOATS, lowered, of_type
 
 ONES = np.ones([4, 8], np.float32)
@@ -35,7 +35,7 @@ def runner(graph: OpGraph) -> Callable[[tuple[int, int]], list[np.ndarray]]:
     nodes = tuple(n for n, node in enumerate(graph.nodes) if node.op not in SOURCES)
     sources = tuple(n for n, node in enumerate(graph.nodes) if node.op in SOURCES)
     assert {graph.nodes[n].op for n in sources} <= {ARGUMENT, SEED}
-    definition = segment_graph(graph, Segment(0, 0, 0, nodes, sources, (), (), graph.outputs, False), ())
+    definition = segment_graph(graph, Segment(Visit(0, 0), nodes, sources, (), (), graph.outputs), ())
     for function in definition.library.function:
         tf_internals.register_function(function)
     given = {f"{graph.nodes[n].name}:0": graph.nodes[n].op for n in sources}

@@ -15,7 +15,7 @@ from tensorflow.python.grappler import tf_optimizer
 from smp_tf.partition import tf_internals
 from smp_tf.partition.graph.op_graph import ARGUMENT, VARIABLE, OpGraph, Tensor
 from smp_tf.partition.split.segment_graph import remote_value_name, segment_graph, tensor_name
-from smp_tf.partition.split.split import Segment
+from smp_tf.partition.split.split import Segment, Visit
 from tests.partition.op_graph_builder import GraphBuilder
 from tests.partition.traced_step import FLOATS, lowered, of_type, step_graph
 
@@ -27,7 +27,7 @@ def all_of(graph: OpGraph, nodes: Any = None, inputs: tuple[Tensor, ...] = ()) -
     numbers = range(len(graph.nodes)) if nodes is None else nodes
     run = tuple(n for n in numbers if graph.nodes[n].definition)
     sources = tuple(n for n in numbers if not graph.nodes[n].definition)
-    return Segment(0, 0, 0, run, sources, inputs, (), graph.outputs, False)
+    return Segment(Visit(0, 0), run, sources, inputs, (), graph.outputs)
 
 
 def text(definition: graph_pb2.GraphDef) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import SEED, OpGraph, Tensor, TensorType
 from smp_tf.partition.split.assign import assign
-from smp_tf.partition.split.split import Segment, Split, Transfer, split
+from smp_tf.partition.split.split import Segment, Split, Transfer, Visit, split
 from smp_tf.partition.split.step_outputs import Delivery, StepOutputPlan
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
@@ -66,6 +66,11 @@ def two_products() -> tuple[GraphBuilder, list[Tensor], list[int]]:
 BY_LAYER = {"net/a": 0, "net/b": 1}
 
 
+def has_effect(result: Split, segment: Segment) -> bool:
+    """Whether a segment runs an op that must run even where nobody reads an output."""
+    return any(result.graph.nodes[number].stateful for number in segment.nodes)
+
+
 # --- a chain --------------------------------------------------------------------------------------------------------
 
 
@@ -117,12 +122,12 @@ def test_the_segments_of_a_chain() -> None:
     ]  # fmt: skip
     assert (result.stages, result.sweeps) == (2, 2)
     assert result.segments == {
-        (0, 0, 0): Segment(0, 0, 0, (2, 3, 4), (0, 1), (), (), (Tensor(4, 0),), False),
-        (0, 1, 0): Segment(0, 1, 0, (14, 15), (0,), (Tensor(4, 0), Tensor(13, 0)), (), (), False),
-        (1, 0, 0): Segment(1, 0, 0, (6, 7, 8, 9), (5,), (Tensor(4, 0),), (), (Tensor(8, 0), Tensor(9, 0)), False),
+        (0, 0, 0): Segment(Visit(0, 0, 0), (2, 3, 4), (0, 1), (), (), (Tensor(4, 0),)),
+        (0, 1, 0): Segment(Visit(0, 1, 0), (14, 15), (0,), (Tensor(4, 0), Tensor(13, 0)), (), ()),
+        (1, 0, 0): Segment(Visit(1, 0, 0), (6, 7, 8, 9), (5,), (Tensor(4, 0),), (), (Tensor(8, 0), Tensor(9, 0))),
         # The weight is read again and Fill is made again; neither is kept or sent.
         (1, 1, 0): Segment(
-            1, 1, 0, (6, 10, 11, 12, 13), (5,), (Tensor(4, 0), Tensor(8, 0)), (), (Tensor(13, 0),), False
+            Visit(1, 1, 0), (6, 10, 11, 12, 13), (5,), (Tensor(4, 0), Tensor(8, 0)), (), (Tensor(13, 0),)
         ),
     }
     assert result.transfers == (
@@ -138,9 +143,9 @@ def test_backward_is_cut_where_other_stages_need_no_more_of_it() -> None:
     whole, result = dense_on(0, 1), dense_on(0, 1, cut_backward=(0, 1))
     assert {key: segment for key, segment in result.segments.items() if key[1] == 1} == {
         # Nobody waits for what stage 0 makes.
-        (0, 1, 1): Segment(0, 1, 1, (14, 15), (0,), (Tensor(4, 0), Tensor(13, 0)), (), (), False),
-        (1, 1, 0): Segment(1, 1, 0, (6, 10, 11, 13), (5,), (Tensor(8, 0),), (), (Tensor(11, 0), Tensor(13, 0)), False),
-        (1, 1, 1): Segment(1, 1, 1, (12,), (), (Tensor(4, 0), Tensor(11, 0)), (), (), False),
+        (0, 1, 1): Segment(Visit(0, 1, 1), (14, 15), (0,), (Tensor(4, 0), Tensor(13, 0)), (), ()),
+        (1, 1, 0): Segment(Visit(1, 1, 0), (6, 10, 11, 13), (5,), (Tensor(8, 0),), (), (Tensor(11, 0), Tensor(13, 0))),
+        (1, 1, 1): Segment(Visit(1, 1, 1), (12,), (), (Tensor(4, 0), Tensor(11, 0)), (), ()),
     }
     assert {key: s for key, s in result.segments.items() if key[1] == 0} == {
         key: s for key, s in whole.segments.items() if key[1] == 0
@@ -239,8 +244,8 @@ def test_a_metric_is_written_on_every_stage_and_its_operand_sent_where_it_is_sma
     for stage in (0, 1):
         segment = result.segments[stage, 2, 0]
         assert (segment.nodes, segment.sources, segment.inputs) == ((5, 6), (total.node,), (value,))
-        assert (segment.outputs, segment.has_effect) == ((result_read,), True)
-    assert [segment.has_effect for key, segment in result.segments.items() if key[1] < 2] == [False, False]
+        assert (segment.outputs, has_effect(result, segment)) == ((result_read,), True)
+    assert [has_effect(result, segment) for key, segment in result.segments.items() if key[1] < 2] == [False, False]
     assert result.outputs == (StepOutputPlan(result_read, Delivery.MADE_BY_ALL, None, False, follows_state=True),)
 
 
@@ -248,7 +253,10 @@ def test_an_effect_runs_on_one_stage_although_nobody_reads_it() -> None:
     b, (y, _), _ = two_products()
     b.add("PrintV2", y, stateful=True, outputs=())
     result = cut(b.graph(), BY_LAYER)
-    assert [(key, s.has_effect) for key, s in result.segments.items()] == [((0, 0, 0), True), ((1, 0, 0), False)]
+    assert [(key, has_effect(result, s)) for key, s in result.segments.items()] == [
+        ((0, 0, 0), True),
+        ((1, 0, 0), False),
+    ]
 
 
 # --- outputs --------------------------------------------------------------------------------------------------------

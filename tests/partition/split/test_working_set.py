@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import SOURCES, OpGraph, Tensor
-from smp_tf.partition.split.split import Segment
+from smp_tf.partition.split.split import Segment, Visit
 from smp_tf.partition.split.working_set import working_set
 from smp_tf.partition.units.cost import node_seconds
 from tests.partition.op_graph_builder import GraphBuilder
@@ -19,7 +19,7 @@ KIB = 256  # floats
 
 def segment(graph: OpGraph, *nodes: Tensor, outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...] = ()) -> Segment:
     numbers = tuple(t.node for t in nodes)
-    return Segment(0, 0, 0, numbers, (), inputs, (), outputs, False)
+    return Segment(Visit(0, 0), numbers, (), inputs, (), outputs)
 
 
 def most(graph: OpGraph, cut: Segment, summed: Iterable[Tensor] = (), samples: int = 1) -> int:
@@ -122,7 +122,7 @@ def test_what_functions_have_while_they_run_is_counted() -> None:
     for name, function in whole.items():
         graph = step_graph(function, vector)
         numbers = tuple(n for n, node in enumerate(graph.nodes) if node.op not in SOURCES)
-        cut = Segment(0, 0, 0, numbers, (), (), (), graph.outputs, False)
+        cut = Segment(Visit(0, 0), numbers, (), (), (), graph.outputs)
         found[name] = most(graph, cut)
     # What is four times as wide, and its sum; beside it what the branch is chosen by, and a counter of turns.
     assert found == {"call": 4 * 1024 + 4, "branches": 4 * 1024 + 5, "cases": 4 * 1024 + 8, "loop": 4 * 1024 + 24}
@@ -153,4 +153,4 @@ def test_a_loop_runs_ahead_of_the_sums_it_makes() -> None:
     graph = step_graph(lambda x: tf.sqrt(summing(x)), tf.TensorSpec([KIB]))
     numbers = tuple(n for n, node in enumerate(graph.nodes) if node.op not in SOURCES)
     # The sum, and what two turns more add to it; and so of two counters.
-    assert most(graph, Segment(0, 0, 0, numbers, (), (), (), graph.outputs, False)) == 3 * (1024 + 4 + 4)
+    assert most(graph, Segment(Visit(0, 0), numbers, (), (), (), graph.outputs)) == 3 * (1024 + 4 + 4)

@@ -17,14 +17,14 @@ def test_a_chain_of_dense_layers() -> None:
     costs = estimate(graph, build_units(graph), slots=2.0, microbatches=4, machine=COUNTING)
     product, relu, tensor, kernel = 2 * 4 * 8 * 8, 32, 128.0, 256.0
     first, second, loss = costs.units
-    assert (first.flops_forward, first.flops_backward) == (product + relu, product + relu)
+    assert (first.flops.forward, first.flops.backward) == (product + relu, product + relu)
     # Behind the first layer no gradient to the input is made.
-    assert (second.flops_forward, second.flops_backward) == (product + relu, 2 * product + relu)
-    assert (first.time_forward, second.time_backward) == (product + relu, 2 * product + relu)
-    assert (loss.flops_forward, loss.weight_bytes, loss.stash_bytes) == (32, 0, 0)
+    assert (second.flops.forward, second.flops.backward) == (product + relu, 2 * product + relu)
+    assert (first.seconds.forward, second.seconds.backward) == (product + relu, 2 * product + relu)
+    assert (loss.flops.forward, loss.nbytes.weights, loss.nbytes.stash) == (32, 0, 0)
     # The first keeps its Relu (its input is an argument); the second that Relu too, and its own.
     assert costs.stashes == (Stash((0, 1), tensor, 0), Stash((1,), tensor, 1))
-    assert [u.stash_bytes for u in costs.units] == [tensor, 2 * tensor, 0.0]
+    assert [u.nbytes.stash for u in costs.units] == [tensor, 2 * tensor, 0.0]
     assert costs.flows == (
         Flow(0, (1,), tensor),
         Flow(1, (2,), tensor),
@@ -34,7 +34,7 @@ def test_a_chain_of_dense_layers() -> None:
         Weight(0, (0,), kernel, kernel, 2 * kernel),
         Weight(1, (1,), kernel, kernel, 2 * kernel),
     )
-    assert (first.weight_bytes, first.slot_bytes) == (kernel, 2 * kernel)
+    assert (first.nbytes.weights, first.nbytes.slots) == (kernel, 2 * kernel)
     assert costs.defaulted == ()
 
 
@@ -43,7 +43,7 @@ def test_time_is_the_larger_of_compute_and_memory() -> None:
     units = build_units(graph)
     bound = estimate(graph, units, machine=Machine(flops=1e30, memory=1.0, link=1.0, op_seconds=0.0))
     # MatMul reads 128 and 256 bytes and writes 128; Relu reads and writes 128.
-    assert bound.units[0].time_forward == pytest.approx(512 + 256)
+    assert bound.units[0].seconds.forward == pytest.approx(512 + 256)
 
 
 def test_unsent_are_constants_functions_of_arguments_and_of_weights() -> None:
@@ -127,13 +127,13 @@ def test_measured_times_take_the_place_of_estimates_and_give_the_others_their_sc
     units = build_units(graph)
     costs = estimate(graph, units, machine=COUNTING)
     first, second, after = costs.units
-    forward, backward = 3 * second.time_forward, second.time_backward
-    scale = (forward + backward) / (second.time_forward + second.time_backward)
+    forward, backward = 3 * second.seconds.forward, second.seconds.backward
+    scale = (forward + backward) / second.seconds.both
     measured, known = with_measured(costs, units, {units[1].name: (forward, backward), "another model/dense": (9, 9)})
     assert known == 1
-    assert (measured.units[1].time_forward, measured.units[1].time_backward) == (forward, backward)
-    assert measured.units[0].time_forward == pytest.approx(first.time_forward * scale)
-    assert measured.units[2].time_forward == pytest.approx(after.time_forward * scale)
+    assert (measured.units[1].seconds.forward, measured.units[1].seconds.backward) == (forward, backward)
+    assert measured.units[0].seconds.forward == pytest.approx(first.seconds.forward * scale)
+    assert measured.units[2].seconds.forward == pytest.approx(after.seconds.forward * scale)
     assert (measured.flows, measured.weights) == (costs.flows, costs.weights)
 
 

@@ -42,12 +42,12 @@ def costs_of(layer: Any, before: Any, spec: tf.TensorSpec) -> tuple[list[UnitCos
 def test_dense() -> None:
     [cost], unknown = costs_of(layers.Dense(16, name="layer"), layers.Dense(8), tf.TensorSpec([4, 8]))
     product = 2 * 4 * 8 * 16
-    assert cost.flops_forward == product + 4 * 16
-    assert cost.flops_input_gradient == product
-    assert cost.flops_weight_gradient == product + 4 * 16
+    assert cost.flops.forward == product + 4 * 16
+    assert cost.flops.input_gradient == product
+    assert cost.flops.weight_gradient == product + 4 * 16
     x, y, kernel, bias = 4 * 4 * 8, 4 * 4 * 16, 4 * 8 * 16, 4 * 16
-    assert cost.bytes_read == (x + kernel) + (y + bias) + (y + kernel) + (x + y) + y
-    assert cost.bytes_written == y + y + x + kernel + bias
+    assert cost.nbytes.read == (x + kernel) + (y + bias) + (y + kernel) + (x + y) + y
+    assert cost.nbytes.written == y + y + x + kernel + bias
     assert unknown == ()
 
 
@@ -55,18 +55,18 @@ def test_convolution() -> None:
     convolution = layers.Conv2D(4, 3, use_bias=False, name="layer")
     [cost], unknown = costs_of(convolution, layers.Conv2D(3, 1), tf.TensorSpec([2, 6, 6, 3]))
     product = 2 * (2 * 4 * 4 * 4) * (3 * 3 * 3)
-    assert (cost.flops_forward, cost.flops_input_gradient, cost.flops_weight_gradient) == (product, product, product)
+    assert (cost.flops.forward, cost.flops.input_gradient, cost.flops.weight_gradient) == (product, product, product)
     x, y, kernel, sizes = 4 * 2 * 6 * 6 * 3, 4 * 2 * 4 * 4 * 4, 4 * 3 * 3 * 3 * 4, 4 * 4
-    assert cost.bytes_read == (x + kernel) + (sizes + kernel + y) + (x + sizes + y)
-    assert cost.bytes_written == y + x + kernel
+    assert cost.nbytes.read == (x + kernel) + (sizes + kernel + y) + (x + sizes + y)
+    assert cost.nbytes.written == y + x + kernel
     assert unknown == ()
 
 
 def test_embedding() -> None:
     [cost], unknown = costs_of(layers.Embedding(50, 8, name="layer"), None, tf.TensorSpec([4, 5], tf.int32))
     # Rows are copied, and the gradient is the rows' own.
-    assert (cost.flops_forward, cost.flops_input_gradient, cost.flops_weight_gradient) == (0, 0, 0)
-    assert (cost.bytes_read, cost.bytes_written) == (4 * 5 * 8 * 4, 4 * 5 * 8 * 4)
+    assert (cost.flops.forward, cost.flops.input_gradient, cost.flops.weight_gradient) == (0, 0, 0)
+    assert (cost.nbytes.read, cost.nbytes.written) == (4 * 5 * 8 * 4, 4 * 5 * 8 * 4)
     assert unknown == ()
 
 
@@ -78,9 +78,9 @@ def test_attention() -> None:
     bias = tokens * width
     attend = 2 * batch * heads * length * length * depth  # the scores, and the weighted sum of the values
     scores = batch * heads * length * length
-    assert sum(c.flops_forward for c in found) == 4 * (project + bias) + bias + 2 * attend + 10 * scores
+    assert sum(c.flops.forward for c in found) == 4 * (project + bias) + bias + 2 * attend + 10 * scores
     # The softmax multiplies, sums, subtracts and multiplies; queries, keys and values are of one input.
     through = 4 * project + 4 * attend + 4 * scores + bias + 2 * tokens * width
-    assert sum(c.flops_input_gradient for c in found) == through
-    assert sum(c.flops_weight_gradient for c in found) == 4 * (project + bias)
+    assert sum(c.flops.input_gradient for c in found) == through
+    assert sum(c.flops.weight_gradient for c in found) == 4 * (project + bias)
     assert unknown == ()

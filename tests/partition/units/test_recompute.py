@@ -18,7 +18,7 @@ from smp_tf.partition.units.recompute import group_units, groups_of_nodes, neede
 from smp_tf.partition.units.units import build_units
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
-NOTHING = UnitCost(*(0.0,) * 11, ())
+NOTHING = UnitCost()
 
 
 def costs_of(passed: Sequence[float], kept: Sequence[float]) -> Costs:
@@ -194,12 +194,12 @@ def test_the_costs_say_what_is_kept_and_that_backward_takes_longer() -> None:
     plain = estimate(graph, units)
     again = with_recompute(plain, graph, units, [0, 0, 1, 1, None])
     for unit, (before, after) in enumerate(zip(plain.units, again.units, strict=True)):
-        assert after.time_backward == pytest.approx(before.time_backward + after.time_remade)
-        assert after.time_forward == before.time_forward
-        assert after.time_weight_gradient == pytest.approx(before.time_weight_gradient)
+        assert after.seconds.backward == pytest.approx(before.seconds.backward + after.seconds.remade)
+        assert after.seconds.forward == before.seconds.forward
+        assert after.weight_gradient_seconds == pytest.approx(before.weight_gradient_seconds)
         # What the second layer makes is kept for the third.
-        assert (after.time_remade > 0) == (unit in (0, 2, 3))
+        assert (after.seconds.remade > 0) == (unit in (0, 2, 3))
     assert again.groups == (0, 0, 1, 1, None)
     # What the second layer passes to the third, and nothing else; the loss reads the fourth's shape alone.
     assert [stash.producer for stash in again.stashes if stash.nbytes] == [1]
-    assert sum(cost.stash_bytes for cost in again.units) < sum(cost.stash_bytes for cost in plain.units)
+    assert sum(cost.nbytes.stash for cost in again.units) < sum(cost.nbytes.stash for cost in plain.units)

@@ -185,7 +185,7 @@ def test_costs_need_no_guess_and_all_stages_get_something(
     costs = estimate(graph, units, slots=2.0, microbatches=4)
     assert costs.defaulted == ()
     assert all(
-        u.flops_forward > 0
+        u.flops.forward > 0
         for u, unit in zip(costs.units, units, strict=True)
         if unit.variables and "table" not in unit.name
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smp_tf.ops.recorder import Event, Point
 from smp_tf.pipeline.measure.recorded import Message, RankRecord, RecordedStep, TaskRun, one_step, steps_of
-from smp_tf.pipeline.task import parse
+from smp_tf.pipeline.programs.text import parse
 from tests.pipeline.recorded_steps import program
 
 PLANNED = program(2, 2)

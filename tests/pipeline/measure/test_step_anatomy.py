@@ -9,7 +9,7 @@ import pytest
 from smp_tf.pipeline.measure.recorded import RecordedStep, TaskRun
 from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
-from smp_tf.pipeline.task import parse
+from smp_tf.pipeline.programs.text import parse
 from tests.pipeline.recorded_steps import program, recorded
 
 EQUAL = ChunkTimes(10, 10, 10)

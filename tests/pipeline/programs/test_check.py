@@ -14,9 +14,10 @@ from smp_tf.pipeline.errors import ProgramError, ScheduleError
 from smp_tf.pipeline.programs.check import _reason, check, marked
 from smp_tf.pipeline.programs.replay import Stuck
 from smp_tf.pipeline.programs.stash import peak_stash
+from smp_tf.pipeline.programs.text import parse_program
 from smp_tf.pipeline.programs.transfers import add_transfers
 from smp_tf.pipeline.schedules.schedule import SCHEDULES, build, program_of
-from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse_program
+from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
 
 def chain(stages: int) -> list[Edge]:

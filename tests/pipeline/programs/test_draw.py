@@ -11,9 +11,10 @@ from smp_tf.pipeline.programs import draw as draw_module
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.draw import draw
 from smp_tf.pipeline.programs.simulate import simulate
+from smp_tf.pipeline.programs.text import parse_program
 from smp_tf.pipeline.schedules import schedule
 from smp_tf.pipeline.schedules.schedule import add_transfers, build
-from smp_tf.pipeline.task import Edge, parse_program
+from smp_tf.pipeline.task import Edge
 
 BACKWARD_AS_LONG = ChunkTimes(1, 1, 0)
 

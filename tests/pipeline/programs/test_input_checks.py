@@ -10,7 +10,7 @@ from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.input_checks import add_input_checks
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
 from smp_tf.pipeline.programs.simulate import simulate
-from smp_tf.pipeline.task import parse, parse_program
+from smp_tf.pipeline.programs.text import parse, parse_program
 
 LINES = "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1"
 

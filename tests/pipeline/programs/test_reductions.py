@@ -13,7 +13,8 @@ from smp_tf.pipeline.programs.draw import draw
 from smp_tf.pipeline.programs.reductions import add_reductions, check_replicas
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
 from smp_tf.pipeline.programs.simulate import simulate
-from smp_tf.pipeline.task import BucketMakers, Edge, Program, parse, parse_program
+from smp_tf.pipeline.programs.text import parse, parse_program
+from smp_tf.pipeline.task import BucketMakers, Edge, Program
 
 #: Rank 0 has chunks 0 and 2, rank 1 chunk 1; what chunk 2 adds to a gradient of chunk 1 is sent once per step.
 LINES = """

@@ -18,9 +18,10 @@ from smp_tf.pipeline.programs.dependencies import dependencies
 from smp_tf.pipeline.programs.replay import Replay, Stuck, replay
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
 from smp_tf.pipeline.programs.simulate import simulate
+from smp_tf.pipeline.programs.text import parse_program
 from smp_tf.pipeline.programs.transfers import add_transfers
 from smp_tf.pipeline.schedules.schedule import SCHEDULES, build
-from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse_program
+from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
 EDGES = [Edge(0, 0, 0, 1, 0), Edge(1, 1, 1, 0, 1)]
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.simulate import lower_bound, simulate
+from smp_tf.pipeline.programs.text import parse, parse_program
 from smp_tf.pipeline.programs.transfers import add_transfers
 from smp_tf.pipeline.schedules.schedule import SCHEDULES, build
-from smp_tf.pipeline.task import Edge, Kind, Task, parse, parse_program
+from smp_tf.pipeline.task import Edge, Kind, Task
 
 
 def chain(stages: int) -> list[Edge]:

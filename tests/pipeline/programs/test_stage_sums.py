@@ -8,7 +8,8 @@ from smp_tf.pipeline.errors import ProgramError
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.programs.stage_sums import stage_sum
-from smp_tf.pipeline.task import Program, parse
+from smp_tf.pipeline.programs.text import parse
+from smp_tf.pipeline.task import Program
 
 
 def program(*lists: str) -> Program:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from smp_tf.pipeline.programs import stash
 from smp_tf.pipeline.programs.stash import peak_stash, stash_profile
+from smp_tf.pipeline.programs.text import parse_program
 from smp_tf.pipeline.schedules.schedule import SCHEDULES, build
-from smp_tf.pipeline.task import Kind, parse_program
+from smp_tf.pipeline.task import Kind
 
 
 @settings(deadline=None)

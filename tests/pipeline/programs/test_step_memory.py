@@ -15,7 +15,7 @@ from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Stora
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.programs.step_memory import StepMemory, memory_over_step, step_memory
-from smp_tf.pipeline.run.stage_program import edges_of, plan_program
+from smp_tf.pipeline.run.step_tasks import edges_of, plan_program
 from tests.partition.op_graph_builder import chain_of_dense
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
 from smp_tf.pipeline.programs.check import check
+from smp_tf.pipeline.programs.text import parse_program
 from smp_tf.pipeline.programs.transfers import add_transfers
 from smp_tf.pipeline.schedules.schedule import SCHEDULES, build
-from smp_tf.pipeline.task import Edge, Kind, Program, parse_program
+from smp_tf.pipeline.task import Edge, Kind, Program
 
 ONE_CHUNK = sorted(kind for kind, schedule in SCHEDULES.items() if schedule.chunks_per_rank == 1)
 UP = Edge(0, 0, 0, 1, 0)

@@ -12,7 +12,7 @@ from smp_tf.ops import recorder
 from smp_tf.pipeline.measure.recorded import ProgramRecord, steps_of
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
-from smp_tf.pipeline.programs.kinds import Row, once
+from smp_tf.pipeline.programs.kinds import APPLY, KINDS, SUM, TELL, Row, once
 from smp_tf.pipeline.programs.places import Places
 from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.programs.step_memory import step_memory
@@ -20,16 +20,16 @@ from smp_tf.pipeline.run.emission import Emission
 from smp_tf.pipeline.run.emitters import EMITTERS
 from smp_tf.pipeline.run.executor import emit
 from smp_tf.pipeline.run.marks import begin_task, end_task
-from smp_tf.pipeline.run.stage_program import build_stage_program, edges_of
-from smp_tf.pipeline.task import Kind, Program, Task
+from smp_tf.pipeline.run.stage_program import Endpoint, build_stage_program
+from smp_tf.pipeline.run.step_tasks import edges_of
+from smp_tf.pipeline.task import Program, Task
 from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, dense_chain
 from tests.pipeline.made_up_kind import made_up_kind
 
 
 def test_each_kind_that_a_program_has_is_emitted() -> None:
-    set_aside = {Kind.GATHER, Kind.RELEASE, Kind.OFFLOAD}
     # The optimizer writes updates, and a sum over stages is a program of its own: `gradients/stage_reduction.py`.
-    assert set(Kind) - set_aside - set(EMITTERS) == {Kind.APPLY, Kind.TELL, Kind.SUM}
+    assert set(KINDS) - set(EMITTERS) == {APPLY, TELL, SUM}
 
 
 def test_a_made_up_kind_needs_a_row_and_an_emitter() -> None:
@@ -58,7 +58,7 @@ def test_a_made_up_kind_needs_a_row_and_an_emitter() -> None:
 
 def _recorded(step: CutStep, program: Program) -> list[str]:
     """Runs a program of one stage once, and gives the tasks that a timeline then shows."""
-    stage = build_stage_program(step.split, 0, [0], program, PROGRAM, step.variables[0])
+    stage = build_stage_program(step.split, program, Endpoint(PROGRAM, 0, (0,)), step.variables[0])
 
     @tf.function
     def run(x: tf.Tensor) -> Any:

@@ -15,13 +15,14 @@ import tf_keras
 
 from smp_tf.partition.graph.op_graph import TensorType
 from smp_tf.pipeline.run.executor import StepResults, emit
-from smp_tf.pipeline.run.stage_program import StageProgram, build_stage_program
+from smp_tf.pipeline.run.microbatch_sums import WantedSums
+from smp_tf.pipeline.run.stage_program import Endpoint, StageProgram, build_stage_program
 from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, cut_step, dense_chain
 
 
 def program_of(step: CutStep, stage: int, **options: Any) -> StageProgram:
-    ranks = range(step.stages)
-    return build_stage_program(step.split, stage, ranks, step.program, PROGRAM, step.variables[stage], **options)
+    end = Endpoint(PROGRAM, stage, tuple(range(step.stages)))
+    return build_stage_program(step.split, step.program, end, step.variables[stage], **options)
 
 
 def emitted(step: CutStep, program: StageProgram, weights: Sequence[Any] | None = None) -> tuple[Any, StepResults]:
@@ -139,7 +140,7 @@ def test_gradients_are_not_returned_per_microbatch_nor_added_in_this_graph(stage
     ops = Counter(op.type for op in function.graph.get_operations())
     assert ops["AddV2"] == ops["AddN"] == 0
     # Kernel and bias: cleared, read and let go of, once a step.
-    assert len(program.accumulators) == 2
+    assert len(program.sums.accumulators) == 2
     assert ops["Empty"] == 4
     assert ops["AssignVariableOp"] == 4
     gradients = {o.tensor for o in step.split.outputs if o.is_gradient}
@@ -169,8 +170,8 @@ def reference(step: CutStep, x: np.ndarray) -> list[list[np.ndarray]]:
 def test_one_stage_computes_the_weighted_sum_of_the_microbatches(microbatches: int, weights: list[int] | None) -> None:
     step = dense_chain(1, 1, microbatches)
     weights = weights[:microbatches] if weights else None
-    program = program_of(step, 0, weighted=weights is not None)
-    assert bool(program.accumulators) == (microbatches > 1)
+    program = program_of(step, 0, sums=WantedSums(is_weighted=weights is not None))
+    assert bool(program.sums.accumulators) == (microbatches > 1)
     function, _ = emitted(step, program, weights)
     x = np.random.default_rng(0).normal(size=(BATCH, WIDTH)).astype("float32")
     loss, *gradients = reference(step, x)
@@ -184,7 +185,7 @@ def test_one_stage_computes_the_weighted_sum_of_the_microbatches(microbatches: i
 
 def test_kept_gradients_come_beside_their_sum() -> None:
     step = dense_chain(1, 1, 2)
-    program = program_of(step, 0, keep=frozenset(range(3)))
+    program = program_of(step, 0, sums=WantedSums(kept=frozenset(range(3))))
     function, results = emitted(step, program)
     assert [None if v is None else len(v) for v in results.values] == [2, 2, 2]
     x = np.random.default_rng(1).normal(size=(BATCH, WIDTH)).astype("float32")

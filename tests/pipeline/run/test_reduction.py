@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,13 @@ import tf_keras
 from smp_tf.ops.early import give_early, take_early
 from smp_tf.ops.library import tf_ops_library
 from smp_tf.partition.graph.op_kinds import CALL_OPS
+from smp_tf.pipeline.errors import ProgramError
+from smp_tf.pipeline.programs.kinds import REDUCE
+from smp_tf.pipeline.run.emission import CallersPart
 from smp_tf.pipeline.run.executor import emit
+from smp_tf.pipeline.run.microbatch_sums import WantedSums
 from smp_tf.pipeline.run.reduction import (
+    Averaging,
     Bucket,
     Gradients,
     Reduce,
@@ -26,8 +32,15 @@ from smp_tf.pipeline.run.reduction import (
     parts_of,
     plan_buckets,
 )
-from smp_tf.pipeline.run.stage_program import StageProgram, buckets_of, build_stage_program
-from smp_tf.pipeline.task import Kind
+from smp_tf.pipeline.run.stage_program import Endpoint, StageProgram, build_stage_program
+from smp_tf.pipeline.run.step_tasks import (
+    StageTasks,
+    add_stage_tasks,
+    buckets_of,
+    check_other_replicas,
+    plan_program,
+)
+from smp_tf.pipeline.schedules.schedule import SCHEDULES
 from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, cut_step, dense_chain
 
 #: Of a kernel and of a bias.
@@ -45,17 +58,20 @@ class Replicas:
         return Sums([tensor * 3 for tensor in tensors], [])
 
 
-def program_of(step: CutStep, stage: int, limit: int, replicas: Reduce | None = None, **more: Any) -> StageProgram:
+def program_of(
+    step: CutStep,
+    stage: int,
+    limit: int,
+    replicas: Reduce | None = None,
+    *,
+    gradients: Gradients = Gradients(),  # noqa: B008 - it never changes
+    sparse: Sequence[tuple[int, ...]] = (),
+    **more: Any,
+) -> StageProgram:
+    averaging = Averaging(replicas or Replicas(), gradients, limit, sparse)
+    end = Endpoint(PROGRAM, stage, tuple(range(step.stages)))
     return build_stage_program(
-        step.split,
-        stage,
-        range(step.stages),
-        step.program,
-        PROGRAM,
-        step.variables[stage],
-        reduce=replicas or Replicas(),
-        bucket_bytes=limit,
-        **more,
+        step.split, step.program, end, step.variables[stage], tasks=StageTasks(averaging), **more
     )
 
 
@@ -63,7 +79,7 @@ def tasks_before_reductions(program: StageProgram) -> list[str]:
     """Behind which other task each REDUCE stands."""
     found, before = [], ""
     for task in program.tasks:
-        if task.kind is Kind.REDUCE:
+        if task.kind is REDUCE:
             assert task.bucket == len(found)
             found.append(before)
         else:
@@ -242,7 +258,7 @@ def test_what_comes_of_it_is_the_sum_over_the_replicas(
     weights = weights[:microbatches] if weights else None
     # What XLA compiles cannot average within.
     replicas = Replicas()
-    program = program_of(step, 0, limit, replicas, weighted=weights is not None, xla=not within)
+    program = program_of(step, 0, limit, replicas, sums=WantedSums(is_weighted=weights is not None), xla=not within)
     assert (program.last is not None) == within
     parts: list[tf.Tensor] = []
 
@@ -407,7 +423,7 @@ def test_a_bucket_is_applied_while_another_is_still_averaged(within: bool) -> No
 
 def test_one_replica_averages_nothing() -> None:
     step = dense_chain(2, 1, 2)
-    program = build_stage_program(step.split, 0, [0], step.program, PROGRAM, step.variables[0])
+    program = build_stage_program(step.split, step.program, Endpoint(PROGRAM, 0, (0,)), step.variables[0])
     assert (program.reduction, program.buckets, program.last) == (None, (), None)
 
 
@@ -494,7 +510,7 @@ def test_what_is_kept_for_every_microbatch_is_averaged_behind_the_last_one() -> 
     found = buckets_of(step.split, 2, sparse=sparse)
     assert [[bucket.positions for bucket in own if bucket.is_sparse] for own in found] == [[(0,)], [(0,)]]
     programs = [program_of(step, stage, 1 << 20, sparse=sparse) for stage in range(2)]
-    assert [[str(task) for task in program.tasks if task.kind is Kind.REDUCE] for program in programs] == [
+    assert [[str(task) for task in program.tasks if task.kind is REDUCE] for program in programs] == [
         ["0REDUCE1", "0REDUCE0"],
         ["1REDUCE1", "1REDUCE0"],
     ]
@@ -503,7 +519,7 @@ def test_what_is_kept_for_every_microbatch_is_averaged_behind_the_last_one() -> 
         str(task)
         for program in programs
         for task, after in itertools.pairwise(program.tasks)
-        if (after.kind, after.bucket) == (Kind.REDUCE, 1)
+        if (after.kind, after.bucket) == (REDUCE, 1)
     ]
     assert before == [f"0R{edge}.1", "1F1"]
 
@@ -513,14 +529,38 @@ def test_who_sums_a_sparse_gradient_gets_its_parts_of_every_microbatch() -> None
     program = program_of(step, 0, 1 << 20, sparse=[(0,)])
     told: list[tuple[int, list[int]]] = []
 
+    def sum_sparse(bucket: Bucket, values: Sequence[list[tf.Tensor]], step: tf.Tensor) -> None:
+        told.append((bucket.number, [len(value) for value in values]))
+
     @tf.function
     def run(x: tf.Tensor) -> None:
         parts = tf.split(x, 2)
         results = emit(
             program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64), [1, 1],
-            sum_sparse=lambda bucket, values, _: told.append((bucket.number, [len(value) for value in values])),
+            CallersPart(sum_sparse=sum_sparse),
         )  # fmt: skip
         assert 0 not in results.buckets
 
     run.get_concrete_function(tf.zeros([BATCH, WIDTH]))
     assert told == [(1, [2])]
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_replicas_average_in_one_order_whatever_number_of_microbatches_they_run(schedule: str) -> None:
+    step = dense_chain(8, 2, 4, schedule)
+    tasks = StageTasks(Averaging(Replicas(), bucket_bytes=KERNEL + BIAS), weighs=True)
+    for microbatches in (1, 2, 3, 5):
+        fewer, _ = add_stage_tasks(step.split, plan_program(step.split, schedule, microbatches), tasks)
+        check_other_replicas(step.split, fewer, schedule, 5, tasks)
+
+
+def test_a_replica_that_averages_in_another_order_is_told() -> None:
+    step = dense_chain(4, 2, 4)
+    tasks = StageTasks(Averaging(Replicas(), bucket_bytes=KERNEL + BIAS))
+    fewer, _ = add_stage_tasks(step.split, plan_program(step.split, "interleaved", 2), tasks)
+    first, second = (
+        tuple(sorted(own, key=lambda task: (task.kind is REDUCE, -(task.bucket or 0)))) for own in fewer.ranks
+    )
+    turned = dataclasses.replace(fewer, ranks=(first, second))
+    with pytest.raises(ProgramError, match="replica 0 stands before 0REDUCE1 and waits for replica 1"):
+        check_other_replicas(step.split, turned, "interleaved", 4, tasks)

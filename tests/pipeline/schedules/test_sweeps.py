@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.simulate import simulate
+from smp_tf.pipeline.programs.text import parse_program
 from smp_tf.pipeline.schedules import sweeps
 from smp_tf.pipeline.schedules.placements import in_a_v, looped
 from smp_tf.pipeline.schedules.schedule import build
 from smp_tf.pipeline.schedules.sweeps import forward_only, visits, with_sweeps
-from smp_tf.pipeline.task import parse_program
 
 
 def test_looped_chunks_take_microbatches_in_groups() -> None:

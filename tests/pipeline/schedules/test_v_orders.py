@@ -13,7 +13,7 @@ def test_the_block_that_is_drawn() -> None:
     slots = v_orders._block(4, (1, 1, 1, 1), (0, 0, 0))
     rows = [[".."] * 16 for _ in range(4)]
     for (kind, chunk), slot in slots.items():
-        rows[in_a_v(4)[chunk]][slot] = f"{kind.value}{chunk}"
+        rows[in_a_v(4)[chunk]][slot] = f"{kind.word}{chunk}"
     assert v_orders.__doc__ is not None
     for rank, row in enumerate(rows):
         assert f"rank {rank}  {' '.join(row)}" in v_orders.__doc__

@@ -21,7 +21,7 @@ def test_every_rank_measures_as_much_and_the_dearest_first() -> None:
     graph = chain_of_dense(4)
     costs = estimate(graph, build_units(graph), machine=Machine(flops=1.0, memory=1e30, link=1.0, op_seconds=0.0))
     # Behind the first layer no gradient to the input is made, and the loss is next to nothing.
-    assert [round(u.time_forward + u.time_backward) for u in costs.units] == [1088, 1600, 1600, 1600, 32]
+    assert [round(u.seconds.both) for u in costs.units] == [1088, 1600, 1600, 1600, 32]
     assert shares(costs, 1) == [[1, 2, 3, 0, 4]]
     assert shares(costs, 2) == [[1, 0, 4], [2, 3]]
     assert shares(costs, 8) == [[1], [2], [3], [0], [4], [], [], []]

@@ -21,7 +21,7 @@ from smp_tf.offline.plan import OfflineModel, OfflinePlan, memory_over_time, off
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.simulate import simulate
-from smp_tf.pipeline.run.stage_program import edges_of, plan_program
+from smp_tf.pipeline.run.step_tasks import edges_of, plan_program
 
 
 def chain() -> tf_keras.Model:

@@ -20,7 +20,7 @@ from smp_tf.offline.plan_page import page
 from smp_tf.offline.plan_text import forecast
 from smp_tf.partition.plan.plan import as_bytes
 from smp_tf.partition.plan.report import remarks, sent
-from smp_tf.pipeline.task import Kind
+from smp_tf.pipeline.programs.kinds import REDUCE
 
 
 def _model(name: str) -> tf_keras.Model:
@@ -118,14 +118,14 @@ def test_what_each_layer_computes_and_moves_is_said(made: OfflinePlan) -> None:
     text = page(made, "x")
     [second] = [title for title in read(text).titles if title.startswith("net/net/second: ")]
     cost = next(c for unit, c in zip(made.units, made.costs.units, strict=True) if unit.name == "net/net/second")
-    assert cost.flops_forward == 2 * 3 * 16 * 16 + 3 * 16
+    assert cost.flops.forward == 2 * 3 * 16 * 16 + 3 * 16
     assert "of a microbatch 1.58 kFLOP forward, " in second
-    assert f"read {as_bytes(cost.bytes_read)}, written {as_bytes(cost.bytes_written)}, stash 192 B" in second
+    assert f"read {as_bytes(cost.nbytes.read)}, written {as_bytes(cost.nbytes.written)}, stash 192 B" in second
     table = text.partition("<h2>The largest layers</h2>")[2]
     [row] = [row for row in table.split("<tr") if "net/net/second" in row]
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", row)
     assert "1.58 kFLOP" in cells
-    assert as_bytes(cost.bytes_read) in cells
+    assert as_bytes(cost.nbytes.read) in cells
 
 
 def test_long_names_keep_to_their_boxes(keras_defaults: None) -> None:
@@ -175,7 +175,7 @@ def test_averages_over_replicas_are_in_the_step_and_drawn(made: OfflinePlan) -> 
         model = OfflineModel(lambda: _model("net"), batch_size=9)
         wanted = check_config({"partitions": 2, "microbatches": 3}, "a test")
         alone, both = (model.plan(wanted, replicas=count, cluster=cluster) for count in (1, 2))
-    averaged = [span for spans in both.timeline.spans for span in spans if span.task.kind is Kind.REDUCE]
+    averaged = [span for spans in both.timeline.spans for span in spans if span.task.kind is REDUCE]
     assert [str(span.task) for span in averaged] == ["0REDUCE0", "1REDUCE0"]
     # Two replicas send half of it each, and once more what came of it, over 10 kB a second.
     assert [span.end - span.start for span in averaged] == pytest.approx(both.reduce_seconds)

@@ -14,7 +14,7 @@ from smp_tf.offline.timeline_page import page
 from smp_tf.offline.timeline_text import replicas_of, text
 from smp_tf.pipeline.measure.recorded import RankRecord, TaskRun
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
-from smp_tf.pipeline.task import parse
+from smp_tf.pipeline.programs.text import parse
 from smp_tf.recording import timeline_file
 from tests.pipeline.recorded_steps import program, recorded
 from tests.smp_tf.offline.test_plan_page import read

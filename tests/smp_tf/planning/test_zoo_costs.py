@@ -31,4 +31,4 @@ def test_every_op_has_a_cost_of_its_own(name: str, keras_defaults: None) -> None
         costs = estimate(graph, units)
     assert costs.defaulted == ()
     assert len(units) > 1
-    assert all(cost.time_forward > 0 for cost, unit in zip(costs.units, units, strict=True) if unit.variables)
+    assert all(cost.seconds.forward > 0 for cost, unit in zip(costs.units, units, strict=True) if unit.variables)

@@ -12,7 +12,7 @@ import pytest
 from smp_tf.errors import TimelineError
 from smp_tf.pipeline.measure.recorded import RankRecord, TaskRun
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
-from smp_tf.pipeline.task import parse
+from smp_tf.pipeline.programs.text import parse
 from smp_tf.recording import timeline_file
 from tests.pipeline.recorded_steps import program, recorded
 
