@@ -1,1 +1,1 @@
-"""From a request to a plan, with advice where nothing fits; without Keras and without a job."""
+"""Makes a plan from a request, with advice where nothing fits. It needs neither Keras nor a job."""

@@ -1,4 +1,4 @@
-"""What would fit, where a step does not: each setting alone, in words."""
+"""Words for settings that would fit where a step does not, each of them alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.units import costs_of, units_of
 from smp_tf.pipeline.schedules.schedule import IN_ORDER, is_named
 
-#: Numbers of partitions to try for one with which a model fits.
+#: How many numbers of partitions are tried for one with which a model fits.
 _MOST_PARTITIONS = 8
-#: Units times stages beyond which no other settings but recompute are tried: each would take many seconds.
+#: The number of units times stages above which only recompute is tried, since each try would take many seconds.
 _MOST_TO_TRY = 50_000
 
 
@@ -27,8 +27,8 @@ def nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[s
 
     Args:
         graph: the pruned op graph of the step.
-        request: what was asked for.
-        plan: the nearest to one that fits.
+        request: the request for the plan.
+        plan: the plan that comes nearest to fitting.
     """
     assert request.hardware.ranks is not None
     units = len(units_of(graph))
@@ -70,10 +70,10 @@ def _more_partitions(graph: OpGraph, request: PlacementRequest, numbers: Iterabl
 
 
 def _smaller_microbatches(graph: OpGraph, request: PlacementRequest) -> Iterator[str]:
-    """Yields the first of some larger numbers of microbatches with which the step would fit, about.
+    """Yields the first of some larger numbers of microbatches with which the step would about fit.
 
-    The graph is that of one size of microbatches: what is kept, sent and worked with for one is taken to be as much
-    smaller as it is.
+    The graph is for one size of microbatches. What is kept, sent and worked with is assumed to shrink as the microbatch
+    does.
     """
     if request.given is not None or not is_named(request.course.schedule) or not graph.gradients:
         return
@@ -96,7 +96,7 @@ def _smaller_microbatches(graph: OpGraph, request: PlacementRequest) -> Iterator
 
 
 def _more(stages: int, units: int) -> Sequence[int]:
-    """Returns some larger numbers of stages: the next ones, then ever farther ones, at most a stage for every unit."""
+    """Returns some larger numbers of stages: the next ones, then ever larger steps, up to a stage for every unit."""
     found: list[int] = []
     while stages < units and len(found) < _MOST_PARTITIONS:
         stages = min(stages + max(1, stages // 4), units)
@@ -105,7 +105,7 @@ def _more(stages: int, units: int) -> Sequence[int]:
 
 
 def _slower(graph: OpGraph, request: PlacementRequest) -> str:
-    """Returns by how much making things again in backward makes a step longer, in words."""
+    """Returns words for how much longer a step takes when backward makes things again."""
     _, costs = costs_of(graph, request)
     again = sum(cost.seconds.remade for cost in costs.units)
     rest = sum(cost.seconds.both for cost in costs.units) - again

@@ -1,4 +1,4 @@
-"""What the script places by hand."""
+"""Placements that the script gives by hand."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def placed_by_script(units: Sequence[Unit], request: PlacementRequest, decided: 
 
     Args:
         units: those of the step.
-        request: what it asks for besides.
-        decided: whether an earlier step has placed variables of this one, which may use a part of the models.
+        request: what the script asks for besides.
+        decided: whether an earlier step has placed variables of this step, which may use a part of the models.
 
     Raises:
         PlacementError: there is no such stage; or all units are placed, and data would come back to a stage, or a stage
-            has none.
+            has no unit.
     """
     if request.course.stages == 1:
         return [None] * len(units)
@@ -48,14 +48,14 @@ def placed_by_script(units: Sequence[Unit], request: PlacementRequest, decided: 
 
 
 def placement_by_hand(graph: OpGraph, request: PlacementRequest) -> tuple[int, ...] | None:
-    """Returns the stage of every chunk, where the script comes back to a partition; None where it does not.
+    """Returns the stage of every chunk where the script's layers come back to a partition; None elsewhere.
 
     Args:
         graph: the pruned op graph.
         request: what the script asks for besides.
 
     Raises:
-        PlacementError: it comes back to a partition, and has no layer on another.
+        PlacementError: they come back to a partition, and another partition has no layer.
     """
     units = units_of(graph)
     _require_partitions(units, request.course.stages)
@@ -74,7 +74,7 @@ def placement_by_hand(graph: OpGraph, request: PlacementRequest) -> tuple[int, .
 
 
 def _require_partitions(units: Sequence[Unit], stages: int) -> None:
-    """Raises where the script has placed a unit on a partition that there is not."""
+    """Raises an error where the script has placed a unit on a partition that does not exist."""
     for unit in units:
         if unit.stage is not None and not 0 <= unit.stage < stages:
             raise PlacementError(

@@ -1,4 +1,4 @@
-"""A step, cut: as a plan says, or into its units."""
+"""Cuts a step as a plan says, or into its units."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cut(
 
     Args:
         graph: the pruned op graph.
-        plan: where its units and variables go.
+        plan: the plan, which says where units and variables go.
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor.
 
@@ -56,7 +56,7 @@ def cut(
     assignment = assign(graph, count, chunk_of, owners, placement)
     summed = sum_before_sending(assignment)
     if summed is not graph:
-        # Nodes were added: those of units are found again by name, which is unique.
+        # Nodes were added. Those of units are found again by their unique names.
         at = {node.name: number for number, node in enumerate(summed.nodes)}
         chunk_of = {at[graph.nodes[number].name]: chunk for number, chunk in chunk_of.items()}
         recompute = {at[graph.nodes[number].name]: group for number, group in recompute.items()}

@@ -1,4 +1,4 @@
-"""The placement that a plan file gives, which leaves no choice."""
+"""Takes the placement that a plan file gives, without a choice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.units import pins
 
-#: Of layers that were moved by hand, so many are named.
+#: How many layers that were moved by hand are named.
 _MOST_MOVED = 8
 
 
@@ -26,18 +26,18 @@ def as_given(
     request: PlacementRequest,
     owners: Mapping[int, int],
 ) -> Placement:
-    """Returns what a plan file says of the units, all of which it names, in order.
+    """Returns the placement of a plan file, which names all of the units in order.
 
     Args:
         graph: the pruned op graph of a step.
         units: its units, in the order of the file.
-        costs: theirs.
+        costs: costs of the units.
         given: the plan of the file.
-        request: what the placement depends on besides.
+        request: what else the placement depends on.
         owners: chunk of variables whose owner an earlier step decided, by index.
 
     Raises:
-        PlacementError: an earlier step or the script says something else, or a partition is left without a layer.
+        PlacementError: an earlier step or the script contradicts the file, or a partition is left without a layer.
     """
     chunks, ranks = request.course.chunks, request.hardware.ranks
     placed = [given.units[unit.name] for unit in units]
@@ -56,7 +56,7 @@ def as_given(
 def _require_same_places(
     units: Sequence[Unit], placed: Sequence[int], given: StoredPlan, chunks: Chunks, owners: Mapping[int, int]
 ) -> None:
-    """Raises where an earlier step or the script places units elsewhere than a file does."""
+    """Raises an error where an earlier step or the script places units elsewhere than the file does."""
     if chunks.placement != given.placement:
         raise PlacementError(
             f"The plan that was loaded has chunks on partitions {list(given.placement)}, and what an earlier step "
@@ -84,7 +84,7 @@ def _owners_given(
     chunks: Chunks,
     owners: Mapping[int, int],
 ) -> dict[int, int]:
-    """Returns the chunks of variables that several units use, as earlier steps and a file say."""
+    """Returns the chunks of variables that several units use, by earlier steps and the file."""
     decided = dict(owners)
     for weight in costs.weights:
         name = graph.variables[weight.variable].name
@@ -111,11 +111,11 @@ def _owners_given(
 
 
 def loaded(given: StoredPlan, own: str) -> str:
-    """Says that a plan was loaded, whether for another step, and what has been moved in it by hand.
+    """Returns a sentence that a plan was loaded, whether it is of another step, and what was moved by hand.
 
     Args:
         given: the plan.
-        own: the fingerprint of the step that it is used for.
+        own: the fingerprint of the step that uses it.
     """
     said = "the placement is that of the plan that was loaded"
     if given.fingerprint != own:

@@ -1,4 +1,4 @@
-"""Plans within what ranks may need, judged once the step is cut."""
+"""Compares plans with the limits of ranks, after the step is cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_less(request: PlacementRequest, less: Sequence[float]) -> PlacementRequ
 
     Args:
         request: has limits.
-        less: of each stage, by how many bytes.
+        less: for each stage, the bytes by which its limit is narrower.
     """
     assert request.hardware.ranks is not None
     memory = tuple(
@@ -43,11 +43,11 @@ def without_limits(request: PlacementRequest) -> PlacementRequest:
 
 
 def as_cut(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Plan:
-    """Returns the plan with what its cut really needs.
+    """Returns the plan with the memory that its cut really needs.
 
     Args:
         graph: the pruned op graph of a step.
-        request: what the plan was made for.
+        request: the request that the plan was made for.
         plan: the plan.
     """
     done = cut(graph, plan, request.outputs.local, request.outputs.composites)
@@ -55,12 +55,12 @@ def as_cut(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Plan:
 
 
 def is_possible(kind: str, request: PlacementRequest, units: int) -> bool:
-    """Returns whether a schedule can be had with the chunks that are asked for.
+    """Returns whether a schedule is possible with the chunks that are asked for.
 
     Args:
         kind: the schedule.
-        request: what is asked for.
-        units: how many the model has.
+        request: the request.
+        units: number of units of the model.
     """
     course = request.course
     if kind in LEAN and all(limit is None for limit in request.limits):

@@ -1,4 +1,4 @@
-"""Forecasts what each stage of a cut step needs: the stash, messages and working sets that its cut really has.
+"""Forecasts what each stage of a cut step needs: the stash, messages and working sets of the real cut.
 
 weights, gradients, slots │ from step to step
 batch                     │ all of it, over the whole step
@@ -21,32 +21,33 @@ from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory
 from smp_tf.pipeline.run.step_tasks import edges_of, plan_program
 
-#: TensorFlow's allocator hands out pieces it has, larger than asked for where a half would not do: of what comes and
-#: goes, this part more (3 to 17 % were seen).
+#: TensorFlow's allocator may hand out larger pieces than it is asked for, where half of the piece would be too small.
+#: Memory that comes and goes needs this part more (3 to 17 % were seen).
 _ROUNDED_UP = 14
-#: Tensors as large as a weight that an optimizer has at once while it updates it: Adam two, others more or less.
+#: How many tensors of a weight's size an optimizer has at once while it updates the weight. Adam has two; others have
+#: more or fewer.
 _TENSORS_OF_UPDATE = 2
 
 
 def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:
-    """Returns the plan with the stash, transfers and working sets that its cut really has in place of the estimates.
+    """Returns the plan with the stash, transfers and working sets of its real cut in place of the estimates.
 
     Args:
         plan: the plan.
-        done: the step, cut by it.
-        request: what it was made for.
+        done: the step, cut by the plan.
+        request: the request that the plan was made for.
     """
     samples = request.course.samples
     program, edges = plan_program(done, plan.schedule, plan.microbatches), edges_of(done)
-    # A backward pass takes about twice the time of the forward pass; a stage whose time nobody knows takes some, and of
-    # the chunks of a stage each takes as long.
+    # A backward pass takes about twice the time of the forward pass. A stage of unknown time takes some time, and all
+    # chunks of a stage take equally long.
     shares = [max(row.time_share, 0.001) for row in plan.forecast]
     times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
-    # With whom a message lies depends on which stage is faster; where that is an estimate, they may be alike as well.
+    # The faster stage decides where a message lies. Where the times are estimates, the stages may also be equally fast.
     possible = [times] if request.times.seconds else [times, [ChunkTimes() for _ in times]]
     held = step_memory(done, program, edges, possible, samples)
     batch = batch_bytes(done.graph, plan.microbatches, samples)
-    # Where nothing is averaged, as in an evaluation, nothing is taken for it.
+    # Where nothing is averaged, as in an evaluation, no memory is counted for it.
     averaging = request.storage.averaging_bytes if done.graph.gradients and not request.storage.gradients_on_host else 0
     exact = []
     for stage, row in enumerate(plan.forecast):
@@ -58,12 +59,12 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
 
 
 def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
-    """Returns the bytes of the batch, all of which is there over the whole step.
+    """Returns the bytes of the batch, which is in memory over the whole step.
 
     Args:
         graph: one microbatch of the step.
         microbatches: per step.
-        samples: of a microbatch, where the graph leaves that length open.
+        samples: samples of a microbatch, where the graph does not say their number.
     """
     return microbatches * sum(
         kind.nbytes(samples) for node in graph.nodes if node.op == ARGUMENT for kind in node.outputs
@@ -71,16 +72,16 @@ def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
 
 
 def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: bool) -> int:
-    """Returns the bytes that the optimizer makes when the passes are done, besides the gradients.
+    """Returns the bytes that the optimizer needs when the passes are done, besides the gradients.
 
-    These are averages, and what it makes of the weights that it updates at a time; by then it is done with the
-    gradients of others. Averages that come from the host are besides that on the device.
+    These are averages, and temporaries for the weights that it updates at a time. By then it is done with the gradients
+    of others. Averages from the host are on the device in addition.
 
     Args:
         stage: which stage.
-        row: its forecast.
+        row: forecast of the stage.
         done: the step, cut.
-        in_buckets: whether gradients are averaged over replicas: updates of different buckets do not wait for each
+        in_buckets: whether gradients are averaged over replicas. Then updates of different buckets do not wait for each
             other, and may all be under way.
     """
     comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
@@ -94,7 +95,7 @@ def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: 
 
 
 def rounding_bytes(comes_and_goes: int) -> int:
-    """Returns the bytes by which the allocator hands out more than is asked for.
+    """Returns the bytes that the allocator hands out beyond what it is asked for.
 
     Args:
         comes_and_goes: bytes of tensors that do not stay from step to step.
@@ -114,7 +115,7 @@ def _exact(
     sent = [t for t in here if not t.once_per_step and t.tensor is not None]
     forward = [t for t in sent if t.dst_chunk > t.src_chunk]
     backward = [t for t in sent if t.dst_chunk < t.src_chunk]
-    # The optimizer works when the stash is gone.
+    # The optimizer works when the stash is freed.
     working = batch + max(held.working, made - held.stash - held.transport)
     return dataclasses.replace(
         row.with_memory(

@@ -1,4 +1,4 @@
-"""Places the units of a step, by what is known of them before the step is cut.
+"""Places the units of a step, by what is known before the step is cut.
 
 Ownership is decided once per model, by the first step that uses it. A later step (evaluation, another batch shape)
 keeps every variable where it is, and places its ops around them.
@@ -28,23 +28,23 @@ from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.times_by_size import other_sizes
 from smp_tf.pipeline.planner.units import costs_in_order, pins, units_of
 
-#: For how long a step looks for a placement that no cut of one order gives, and for a proof that there is none.
+#: How many seconds a step searches for a placement beyond cuts of one order, or for a proof that there is none.
 PROOF_SECONDS = 2.0
-#: Units times stages that take no longer than that.
+#: The largest product of units and stages that takes no longer than that.
 _QUICK_CHOICES = 2_000
-#: Bytes, and seconds of a step, for which a training does not wait a second longer for its plan.
+#: Gains in bytes, and in seconds of a step, that are not worth another second of waiting for the plan.
 _WORTH = {"memory": 2.0**20, "speed": 1e-3}
 
 
 @dataclass(frozen=True)
 class _Solution:
-    """A placement with what it is of.
+    """A placement, with the units and costs that it is for.
 
     Args:
-        units: of the step, in the order of the chunks.
-        costs: theirs.
-        known: of how many units the times were measured.
-        placed: the placement, and what is proved of it.
+        units: units of the step, in the order of the chunks.
+        costs: costs of the units.
+        known: number of units whose times were measured.
+        placed: the placement, and what is proved about it.
     """
 
     units: tuple[Unit, ...]
@@ -54,7 +54,7 @@ class _Solution:
 
 
 def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
-    """Places the units of a model, by what is known of them before the model is cut.
+    """Places the units of a model, by what is known before the model is cut.
 
     Args:
         graph: the pruned op graph of a step.
@@ -62,12 +62,12 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         owners: chunk of variables whose owner an earlier step decided, by index.
 
     Returns:
-        The plan; what stages receive ahead and work with is not in its forecast.
+        The plan. What stages receive ahead and work with is not in its forecast.
 
     Raises:
-        PlacementError: the model has too few units, it is not the one of the plan that is given, or data would have to
-            flow backwards between the owners that an earlier step decided.
-        MemoryLimitError: some rank would need more than it may.
+        PlacementError: the model has too few units, it is not the model of the given plan, or data would have to flow
+            backwards between the owners that an earlier step decided.
+        MemoryLimitError: a rank would need more than it may.
     """
     units = _in_order(graph, request, owners)
     costs, known = costs_in_order(graph, units, request)
@@ -109,7 +109,7 @@ def _in_order(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, in
         )
     if owners:
         return ordered_by_chunk(graph, units, pins(units, owners))
-    # Before there are schedules and costs of so many stages.
+    # This comes before schedules and costs for so many stages are made.
     check_units([unit.name for unit in units], request.course.stages)
     return units
 
@@ -127,7 +127,7 @@ def _solved(graph: OpGraph, found: _Solution, request: PlacementRequest) -> _Sol
 
 
 def _made_again_where_needed(graph: OpGraph, found: _Solution, request: PlacementRequest) -> _Solution:
-    """Returns a solution in whose costs backward makes again only what its stages do not keep anyway."""
+    """Returns the solution with costs in which backward makes again only what its stages do not keep anyway."""
     if not found.costs.groups:
         return found
     whole = [group for group in found.costs.groups if group is not None]
@@ -135,13 +135,13 @@ def _made_again_where_needed(graph: OpGraph, found: _Solution, request: Placemen
     if groups == found.costs.groups:
         return found
     costs, known = costs_in_order(graph, found.units, request, groups)
-    # Of the costs that the solver has seen something is proved, and not of these.
+    # The proof is about the costs that the solver has seen, and not about these.
     without = "some layers turned out not to be made again"
     return _Solution(found.units, costs, known, dataclasses.replace(found.placed, gap=None, without=without))
 
 
 def _reasons(graph: OpGraph, plan: Plan, found: _Solution, request: PlacementRequest) -> Iterator[str]:
-    """Yields what decided a plan besides the stage that has most, one sentence each."""
+    """Yields what decided a plan, besides the stage that has most, one sentence each."""
     units, costs, known = found.units, found.costs, found.known
     if found.placed.without is not None:
         yield f"no more is proved of this placement: {found.placed.without}"
@@ -186,7 +186,7 @@ def _solve(
 ) -> Placed:
     fixed = pins(units, owners)
     placed = placed_by_script(units, request, bool(owners))
-    # What an earlier step decided counts more than what the script says of the layer now.
+    # An earlier step's decision counts more than what the script now says about the layer.
     manual = [stage if pin is None else None for stage, pin in zip(placed, fixed, strict=True)]
     chain = Chain.of([unit.name for unit in units], costs, manual=manual, pinned=fixed)
     decided = any(pin is not None for pin in fixed)
@@ -209,7 +209,7 @@ def _solve(
         except PlacementError:
             if not decided:
                 raise
-    # What an earlier step decided leaves no choice; a step that uses a part of the models leaves chunks empty.
+    # An earlier step's decision leaves no choice. A step that uses a part of the models leaves chunks empty.
     return Placed(_by_owners(chain, request, owners), None)
 
 

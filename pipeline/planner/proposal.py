@@ -1,4 +1,4 @@
-"""The plan that a rank proposes: the best one that keeps within what ranks may need once the model is cut.
+"""Proposes a plan: the best one that keeps within the limits of ranks once the model is cut.
 
 planned ──▶ cut ──▶ does each stage need what its rank may? ──▶ the plan
    ▲                   │ no: plan again, with as much less
@@ -25,14 +25,14 @@ from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.units import costs_of, units_of
 from smp_tf.pipeline.schedules.schedule import IN_ORDER, runs_on
 
-#: Stands for the schedule that ends its step first.
+#: The name that stands for the schedule that ends its step first.
 AUTO = "auto"
-#: A schedule that is this much slower is as fast; the first of them is taken.
+#: The share by which a schedule may be slower and count as equally fast. The first of these is taken.
 _AS_FAST = 0.01
 
-#: Cuts to try, each with less memory than the one before, until one keeps within the limit with all that it needs.
+#: How many cuts are tried, each with less memory than the one before, until all that one needs is within the limit.
 _MOST_CUTS = 8
-#: Between a cut that needs too much and a limit within which there is none, so many limits are tried.
+#: How many limits are tried between a cut that needs too much and a limit within which there is no cut.
 _MOST_HALVINGS = 3
 
 
@@ -48,9 +48,9 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         The plan.
 
     Raises:
-        PlacementError: the model has too few units, it is not the one of the plan that is given, or data would have to
-            flow backwards between the owners that an earlier step decided.
-        MemoryLimitError: no plan was found with which every rank needs what it may; the message says what would fit.
+        PlacementError: the model has too few units, it is not the model of the given plan, or data would have to flow
+            backwards between the owners that an earlier step decided.
+        MemoryLimitError: no plan was found that keeps every rank within its limit. The message says what would fit.
     """
     if not request.course.contiguous:
         return _visited_again(graph, request.changed(contiguous=True), owners)
@@ -72,14 +72,14 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
 
 
 def _fastest(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
-    """Returns the plan whose schedule ends its step first, of those that keep within the limits."""
+    """Returns the plan whose schedule ends its step first, among those that keep within the limits."""
     passes = request.course.stages > 1 and request.course.microbatches > 1 and graph.gradients
     seconds: dict[str, float] = {}
     plans: dict[str, Plan] = {}
     refused: list[MemoryLimitError] = []
     units = len(units_of(graph))
     kinds = [kind for kind in IN_ORDER if is_possible(kind, request, units)]
-    # Where there are too few layers for any, the error is that of one of them.
+    # Where there are too few layers for all schedules, the error is that of one of them.
     kinds = kinds or ["interleaved_1f1b" if request.course.chunks_per_rank else "interleaved"]
     for kind in kinds if passes else kinds[:1]:
         one = request.changed(schedule=kind, proof_seconds=0.0, advise=request.aim.advise and not refused)
@@ -89,7 +89,7 @@ def _fastest(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int
             refused.append(error)
             continue
         except PlacementError:
-            # Chunks that agree with what is placed by hand are not to be had.
+            # No chunks agree with what is placed by hand.
             if kind == kinds[0]:
                 raise
             continue
@@ -99,7 +99,7 @@ def _fastest(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int
     taken = next(kind for kind in seconds if seconds[kind] <= min(seconds.values()) * (1 + _AS_FAST))
     plan = plans[taken]
     if request.aim.proof_seconds > 0:
-        # Only of the one that is taken a better placement is looked for.
+        # A better placement is searched only for the schedule that is taken.
         plan = propose(graph, request.changed(schedule=taken), owners)
     if not passes:
         return plan
@@ -116,7 +116,7 @@ def _step_time(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
 
 
 def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
-    """Returns the best of plans of different shapes: stages of one run of the layers each, and with two runs.
+    """Returns the best of plans of different shapes: with one run of layers on each stage, and with two.
 
     one run each   0 1 2
     both ends      0 1 2 0      what they share comes together, such as an embedding that is the last kernel, too
@@ -130,7 +130,7 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
         return propose(graph, request.changed(placement=by_hand), owners)
     there = tuple(range(request.course.stages))
     shapes = {(*there, 0): "stage 0 has two runs of the layers, both ends of the model"}
-    # Of two stages the one shape is the other.
+    # With two stages, both shapes are the same.
     shapes.setdefault((*there, *there[-2::-1]), "all stages but the last have two runs of the layers, there and back")
     possible = [shape for shape in shapes if schedule == AUTO or runs_on(schedule, shape)]
     if not possible:
@@ -155,23 +155,23 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
 
 
 def _score(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
-    """Returns what is balanced, of a plan that is cut: seconds of a step, or bytes of the fullest stage."""
+    """Returns the score of a plan that is cut: seconds of a step, or bytes of the fullest stage."""
     if request.aim.objective == "speed":
         return _step_time(graph, request.changed(schedule=plan.schedule), plan)
     return max(row.device_bytes for row in as_cut(graph, request, plan).forecast)
 
 
 def _beside(seconds: float, taken: float) -> str:
-    """Returns how long another schedule takes, in words."""
+    """Returns words for how long another schedule takes."""
     longer = round(100 * (seconds / taken - 1)) if taken else 0
     return f"takes {longer}% longer" if longer > 0 else "takes as long"
 
 
 def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> tuple[Plan, bool]:
-    """Returns a plan that keeps within the limits once it is cut; or the nearest to one, and False.
+    """Returns a plan that keeps within the limits once it is cut, and True; or the nearest plan, and False.
 
-    What the solver goes by is known before the cut: weights, gradients, slots and stash. What a stage receives ahead
-    and works with is known after it; where that is too much, the solver is given as much less.
+    The solver uses what is known before the cut: weights, gradients, slots and stash. What a stage receives ahead and
+    works with is known only after it. Where this is too much, the solver's limit is lowered by as much.
     """
     tried: list[Plan] = []
     less = lenient = [0.0] * request.course.stages
@@ -181,13 +181,13 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
             plan = planned(graph, with_less(request, less), owners)
         except MemoryLimitError:
             if halvings and less != lenient:
-                # By as much the last cut needed more than the solver counts of it; another one may not.
+                # The last cut needed this much more than the solver counts. Another cut may not.
                 halvings -= 1
                 less = [(few + many) / 2 for few, many in zip(lenient, less, strict=True)]
                 continue
             if request.aim.proof_seconds == thorough:
                 break
-            # No cut of one order fits any more; layers next to each other may.
+            # No cut of one order fits any more. Branches next to each other may.
             request = request.changed(proof_seconds=thorough)
             continue
         again = next((other for other in tried if other.units == plan.units), None)
@@ -202,7 +202,7 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
                 continue
             less[stage] += row.device_bytes - limit
             if again is not None:
-                # What the solver counts of it is so little that it has to be ruled out itself.
+                # The solver counts so little of it that the cut itself must be ruled out.
                 less[stage] = max(less[stage], limit - plan.forecast[stage].device_bytes + 1)
         # One search beyond the cuts of one order is enough.
         request = request.changed(proof_seconds=0.0)
@@ -217,14 +217,15 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
 def _with_price(
     graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], plan: Plan, *, is_proved: bool
 ) -> Plan:
-    """Returns the plan, with a word about the limits where it would be another one without.
+    """Returns the plan, with a remark about the limits where the plan would be another one without them.
 
     Args:
         graph: the pruned op graph of a step.
         request: how many stages, and what to balance.
         owners: chunk of variables whose owner an earlier step decided, by index.
-        plan: keeps within the limits.
-        is_proved: whether its gap is to all placements that do, and not to those within limits that a solver was given.
+        plan: a plan that keeps within the limits.
+        is_proved: whether its gap is to all placements within the limits, and not only to those within a solver's
+            limits.
     """
     without = without_limits(request).changed(proof_seconds=0.0)
     if planned(graph, without, owners).units == plan.units:

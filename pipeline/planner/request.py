@@ -1,4 +1,4 @@
-"""What the placement of a step depends on besides its graph: five values and what the script has fixed."""
+"""The request for a placement: five values, and what the script has fixed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Course:
         schedule: name or text of the schedule.
         stages: number of stages.
         microbatches: number of microbatches.
-        samples: samples of a microbatch, where the graph leaves that length open.
-        chunks_per_rank: how many chunks of the model each rank has; None for as few as the schedule takes.
-        placement: the stage of every chunk, where that is not the schedule's; else None.
+        samples: samples of a microbatch, where the graph does not say their number.
+        chunks_per_rank: how many chunks of the model each rank has; None for the fewest that the schedule takes.
+        placement: the stage of every chunk, where it is not the schedule's; else None.
         contiguous: whether every stage is one run of the units, where the schedule has one chunk on each.
-        recompute: whether backward makes again what forward made, in place of keeping it.
+        recompute: whether backward makes again what forward made, instead of keeping it.
     """
 
     schedule: str
@@ -45,11 +45,11 @@ class Course:
 
     @property
     def chunks(self) -> Chunks:
-        """Where chunks are, and what stages keep of them.
+        """Returns where chunks are, and what stages keep of them.
 
         Raises:
             PlacementError: the schedule has no order for chunks that are placed as an earlier step or a file says.
-            ScheduleError: it is not defined for so many stages and microbatches.
+            ScheduleError: the schedule is not defined for these numbers of stages and microbatches.
         """
         placement = self.placement or placement_of(self.schedule, self.stages, self.chunks_per_rank)
         try:
@@ -66,10 +66,10 @@ class Storage:
 
     Args:
         slots: optimizer slots per trainable variable, in sizes of the variable.
-        slot_shares: among how many replicas the slots of a stage are shared.
-        replicas: how many train at the same time.
+        slot_shares: number of replicas that share the slots of a stage.
+        replicas: number of replicas that train at the same time.
         averaging_bytes: memory through which every rank averages gradients.
-        gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
+        gradients_on_host, slots_on_host: whether gradients, or slots, are in the host's memory instead of the device's.
     """
 
     slots: float
@@ -85,9 +85,9 @@ class Hardware:
     """What the ranks are.
 
     Args:
-        ranks: how the ranks of the stages differ, and what they may need; None where they are alike, without limit.
-        machine: speeds that costs are estimated by, in times of which those of the ranks are; None for those of a
-            usual machine.
+        ranks: how the ranks of the stages differ, and what they may need; None where they are alike and have no limit.
+        machine: speeds by which costs are estimated. The ranks' speeds are multiples of these. None stands for a usual
+            machine.
     """
 
     ranks: Ranks | None = None
@@ -96,17 +96,17 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Aim:
-    """What a placement is to be good at, and how long it is looked for.
+    """What makes a placement good, and how long to search for one.
 
     Args:
         objective: "memory" or "speed".
-        proof_seconds: for how long to look for a placement that no cut of one order gives; 0 for not at all.
-        thorough: look also where there is little to gain.
-        advise: where nothing fits, look for what would.
-        others: gives, in words, numbers of microbatches that are not tried here and with which it fits; None where
+        proof_seconds: how many seconds to search for a placement beyond cuts of one order; 0 for no search.
+        thorough: whether to search even where there is little to gain.
+        advise: whether to search for settings that fit, where these do not.
+        others: returns words for numbers of microbatches that are not tried here and with which it fits; None where
             nothing else can be tried.
-        more_partitions: gives, in words, larger numbers of stages with which it fits, where the ranks for them are
-            known; None where they are taken to be as the others.
+        more_partitions: returns words for larger numbers of stages with which it fits, where their ranks are known;
+            None where these ranks are assumed to be like the others.
     """
 
     objective: str
@@ -119,7 +119,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Which of a step's outputs are no plain tensors for every stage.
+    """The outputs of a step that are no plain tensors for every stage.
 
     Args:
         local: positions of outputs that stay with the stage that makes them.
@@ -137,10 +137,10 @@ class PlacementRequest:
     Args:
         course: how the step goes through its stages.
         storage: what ranks keep besides weights and activations.
-        aim: what the placement is to be good at, and how long it is looked for.
-        times: what was measured of units, in seconds of one microbatch.
+        aim: what makes a placement good, and how long to search for one.
+        times: measured times of units, in seconds of one microbatch.
         hardware: what the ranks are.
-        default: where the script places all layers, the stage of those it has not placed; else None.
+        default: the stage of layers that the script has not placed, where it places layers; else None.
         given: the plan of a file, which leaves no choice; else None.
         outputs: which outputs are no plain tensors for every stage.
     """
@@ -155,10 +155,10 @@ class PlacementRequest:
     outputs: Outputs = Outputs()
 
     def changed(self, **changes: Any) -> PlacementRequest:
-        """Returns the same with other values of some fields.
+        """Returns the same request with other values of some fields.
 
         Args:
-            changes: fields of the request or of one of its values, by name: no two of them have a field in common.
+            changes: fields of the request or of one of its values, by name. No two of these share a field.
 
         Raises:
             TypeError: there is no such field.
@@ -173,21 +173,21 @@ class PlacementRequest:
         return dataclasses.replace(self, **parts)
 
     def like(self, plan: Plan) -> PlacementRequest:
-        """Returns the same for another step, whose chunks are where a plan has them and which has its schedule.
+        """Returns the same request for another step, with the chunks and the schedule of a plan.
 
         Args:
-            plan: of a step of another replica.
+            plan: the plan of a step of another replica.
         """
         return self.changed(placement=plan.placement, schedule=plan.schedule, contiguous=True)
 
     @property
     def limits(self) -> tuple[float | None, ...]:
-        """Bytes that each stage may need, or None."""
+        """Returns the bytes that each stage may need, or None."""
         ranks = self.hardware.ranks
         return ranks.memory if ranks is not None else (None,) * self.course.stages
 
 
-#: The value of a request that has a field.
+#: The value of a request that has each field, by the field's name.
 _PART_OF = {
     field.name: part
     for part, kind in (("course", Course), ("storage", Storage), ("aim", Aim), ("hardware", Hardware))

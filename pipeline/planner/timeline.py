@@ -1,4 +1,4 @@
-"""Simulates what runs when in a step that was cut by a plan, by the costs of its units."""
+"""Simulates what runs when in a step that a plan has cut, by the costs of its units."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def timeline_of(
     Args:
         plan: where the units are.
         units: of the step.
-        costs: theirs.
+        costs: costs of the units.
         split: the step, cut by the plan.
-        samples: of a microbatch, where the graph leaves that length open.
-        ranks: how these differ from the machine of the costs; None where they do not.
+        samples: samples of a microbatch, where the graph does not say their number.
+        ranks: how the ranks differ from the machine of the costs; None where they do not.
         reduce_seconds: how long each stage takes to average its gradients over the replicas; None where nothing is
-            averaged, or how long it takes is not known.
+            averaged, or the time is unknown.
     """
     ranks, placement = ranks or Ranks.alike(plan.stages), plan.placement
     forward, inputs, weights = ([0.0] * len(placement) for _ in range(3))
@@ -68,9 +68,9 @@ def timeline_of(
 def _with_reductions(
     program: Program, split: Split, gradient_bytes: Sequence[int], reduce_seconds: Sequence[float] | None
 ) -> tuple[Program, dict[Task, float]]:
-    """Adds REDUCE tasks to the program, and says how long each takes: by its share of the stage's gradients.
+    """Adds REDUCE tasks to the program, and gives each the time of its share of the stage's gradients.
 
-    What is in no bucket, such as sparse gradients, is averaged after all else.
+    Gradients in no bucket, such as sparse ones, are averaged after all else.
     """
     if reduce_seconds is None or not any(reduce_seconds):
         return program, {}

@@ -1,4 +1,4 @@
-"""Estimates times of microbatches of a size that was not measured, from those of the sizes that were.
+"""Estimates times of microbatches of a size that was not measured, from measured sizes.
 
     seconds │              ╱ 4 samples
             │        ╱ 2
@@ -6,9 +6,9 @@
             │ ╱                        microbatch of a batch costs
             └──────────────── samples
 
-Between two sizes a unit takes what lies on the line through both; beyond the last, on that through the last two. That
-holds as far as it can be: fewer samples take no longer, and half as many no less than half as long. One size says
-nothing of another: by it alone, more microbatches would cost nothing.
+Between two sizes, the time is on the line through both. Beyond the last, it is on the line through the last two. But
+fewer samples never take longer, and half as many never take less than half as long. One size says nothing about
+another: by it alone, more microbatches would cost nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Times = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """What is known of how long units take.
+    """What is known about the times of units.
 
     Args:
-        seconds: forward and backward of a microbatch, by unit; none where nothing was measured.
-        sizes: where microbatches of this size were not measured, the samples of those that were.
-        alone: what share of them a unit takes, forward and backward, while the other ranks of the host wait.
+        seconds: seconds forward and backward of a microbatch, by unit; empty where nothing was measured.
+        sizes: the samples of the measured microbatches, where this size was not measured.
+        alone: the share of these times that a unit takes, forward and backward, while the other ranks of the host wait.
     """
 
     seconds: Times = field(default_factory=dict)
@@ -37,7 +37,7 @@ class UnitTimes:
 
 
 def other_sizes(sizes: Sequence[int]) -> str:
-    """Returns the sizes that times were drawn from, in words.
+    """Returns words for the sizes that times were estimated from.
 
     Args:
         sizes: samples of the microbatches that were measured.
@@ -53,7 +53,7 @@ def times_for(samples: int, measured: Mapping[int, Times]) -> UnitTimes:
         measured: the times that were measured, by samples of a microbatch.
 
     Returns:
-        Those of units that were measured for every size; none where the size was not measured, nor two others.
+        The times of units that were measured for every size; none where neither this size nor two others were measured.
 
     Example:
         >>> times_for(8, {2: {"net/dense": (1.0, 2.0)}, 4: {"net/dense": (1.5, 3.0)}}).seconds
@@ -81,12 +81,12 @@ def _on_lines(
 
 
 def _on_line(samples: int, lower: tuple[int, float], upper: tuple[int, float]) -> float:
-    """Returns the seconds for a size, by those of two sizes."""
+    """Returns the seconds for a size, by the line through two sizes."""
     (low, of_low), (high, of_high) = lower, upper
     slope = (of_high - of_low) / (high - low)
     if low <= samples <= high:
         return of_low + slope * (samples - low)
-    # Far outside, the noise of two times that are much alike would be all there is.
+    # Far outside, two similar times would give only noise.
     slope = max(0.0, slope)
     if samples > high:
         return of_high + slope * (samples - high)

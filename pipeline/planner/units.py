@@ -1,4 +1,4 @@
-"""The units of a step, and what each costs."""
+"""Returns the units of a step, and what each costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smp_tf.pipeline.planner.request import PlacementRequest
 
 
 def units_of(graph: OpGraph) -> tuple[Unit, ...]:
-    """Returns the units to place: the model's, and with the last of them the loss, which is no stage of its own.
+    """Returns the units to place. The loss is part of the last one, since it is no stage of its own.
 
     Args:
         graph: the pruned op graph of a step.
@@ -39,7 +39,7 @@ def costs_of(graph: OpGraph, request: PlacementRequest, plan: Plan | None = None
     Args:
         graph: the pruned op graph.
         request: what the costs depend on besides.
-        plan: the plan of the step, by which it is known what backward makes again; None while there is none.
+        plan: the plan of the step, which says what backward makes again; None while there is none.
     """
     units = units_of(graph)
     groups = tuple(plan.recompute.get(unit.name) for unit in units) if plan is not None else None
@@ -56,14 +56,14 @@ def costs_in_order(
 
     Args:
         graph: the pruned op graph.
-        units: those of the step, in an order.
+        units: units of the step, in an order.
         request: what the costs depend on besides.
-        groups: the group of every unit that backward makes again; None where it is open which do.
+        groups: the group of every unit that backward makes again; None where this is not decided.
     """
     costs = estimate(
         graph,
         units,
-        # While it is open which variables a stage gets, shares count as equal.
+        # While it is not decided which variables a stage gets, shares count as equal.
         slots=request.storage.slots / request.storage.slot_shares,
         microbatches=request.course.microbatches,
         machine=request.hardware.machine,
@@ -80,8 +80,8 @@ def costs_in_order(
 def pins(units: Sequence[Unit], owners: Mapping[int, int]) -> list[int | None]:
     """Returns the chunk that owns each unit's variables, where an earlier step decided it.
 
-    A variable that several units use pins none of them: whoever does not own it reads it remotely, as in the step that
-    decided.
+    A variable that several units use pins none of them. A chunk that does not own it reads it remotely, as in the step
+    that decided.
     """
     users = Counter(v for unit in units for v in unit.variables)
     return [max((owners[v] for v in unit.variables if v in owners and users[v] == 1), default=None) for unit in units]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: Updates of large weights that may be under way in any case.
+#: How many updates of large weights may be under way in any case.
 FEW = 2
-#: So may any number that have no more than this part of all weights, so that many threads have something to do.
+#: Updates of up to this part of all weights may also be under way, so that many threads have work.
 _PART = 8
-#: Bytes from which on a weight is large. What is smaller the allocator of a CPU does not count.
+#: The bytes from which a weight is large. The allocator of a CPU does not count smaller tensors.
 LARGE = 256 << 10
 
 

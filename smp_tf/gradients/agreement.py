@@ -1,4 +1,4 @@
-"""Replicas that receive the averages of other gradients than each other say what they are about to average.
+"""Checks that replicas which receive the averages of different gradients are about to average the same places.
 
     replica 0   [ a step's average    nothing           ]   alike: each of a step's averages is on one replica
     replica 1   [ nothing             a step's average  ]
@@ -7,9 +7,9 @@
     replica 0   [ something           only zeros        ]   not alike, where replica 0 updates such a weight:
     replica 1   [ only zeros          something         ]   sums of a step's averages, filled up; would be halved
 
-With shared slots a gradient that a step has averaged is None on the replicas that do not update its weight. What a
-script makes of it outside a function, or keeps in a variable, bears no mark, so a replica alone cannot tell it from a
-gradient of the script's own. All of them together can: one small message before each average.
+With shared slots, a gradient that a step has averaged is None on the replicas that do not update its weight. What a
+script computes from it outside a function, or keeps in a variable, bears no mark. So a replica alone cannot tell it
+from a gradient of the script's own. All replicas together can, by one small message before each average.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from smp_tf.job import runtime
 from smp_tf.replicas import sums
 from smp_tf.sharding import receivers
 
-#: What a replica has in a place of a list: the numbers that are sent.
+#: What a replica has at a place of a list, as the number that is sent.
 NOTHING, OF_A_STEP, SOMETHING, ZEROS = range(4)
 _WORDS = ("nothing", "what comes of a step", "what is not known to come from a step", "zeros")
 
 
 def require_alike(gradients: Sequence[Any], todo: Collection[int], name: str, handles: Sequence[Any]) -> list[Any]:
-    """Raises where replicas do not have the same places of a list to average; every replica calls it.
+    """Raises an error where replicas do not average the same places of a list. Every replica calls it.
 
     Args:
         gradients: tensors, sparse slices or None.
         todo: the places that this replica is about to average.
-        name: of the operation, equal on all replicas.
-        handles: resource tensors of variables: the op comes after their earlier uses, and is done before later ones.
+        name: name of the operation, equal on all replicas.
+        handles: resource tensors of variables. The op comes after their earlier uses, and ends before later ones.
 
     Returns:
-        The gradients; in a function those of `todo` wait for the check.
+        The gradients. In a function those of `todo` wait for the check.
 
     Raises:
         StepError: they differ, or sums of a step's averages were filled with zeros.
@@ -50,7 +50,7 @@ def require_alike(gradients: Sequence[Any], todo: Collection[int], name: str, ha
     states = [_state(g, i in todo, bool(owners[i])) for i, g in enumerate(gradients)]
     replicas = runtime.current().topology.replicas
     exchange = sums.exchange_of(replicas, name, handles)
-    # The length first: lists of other lengths come as other numbers of elements.
+    # The length comes first, since lists of other lengths have other numbers of elements.
     heard = exchange.allgather(tf.stack([tf.constant(len(states), tf.int32), *states]))
     is_owner = np.array([[r in found for r in range(replicas)] for found in owners], bool).reshape(-1, replicas)
     if tf.executing_eagerly():
@@ -73,18 +73,18 @@ def _state(gradient: Any, is_todo: bool, may_be_zeros: bool) -> tf.Tensor:
 
 
 def _owners_of_its_shape(gradient: Any) -> frozenset[int]:
-    """Returns the replicas that alone update a weight of the shape of a dense gradient."""
+    """Returns the replicas that are the only ones to update a weight with the shape of a dense gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         return frozenset()
     return frozenset(receivers.owners_of_shape(tf.convert_to_tensor(gradient)))
 
 
 def _problem(heard: np.ndarray, is_owner: np.ndarray) -> str:
-    """Returns what is wrong with what the replicas have, in words; "" for nothing.
+    """Returns words for what is wrong with what the replicas have; "" for nothing.
 
     Args:
-        heard: what they have said, one after the other.
-        is_owner: by place and replica, whether the latter alone updates a weight of the shape of what is averaged.
+        heard: what the replicas have said, one after the other.
+        is_owner: by place and replica, whether that replica alone updates a weight with the shape of what is averaged.
     """
     places, replicas = is_owner.shape
     if heard.size != replicas * (places + 1) or set(heard[:: places + 1]) != {places}:

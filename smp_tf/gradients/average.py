@@ -1,4 +1,4 @@
-"""Average gradients that no step has averaged over the replicas."""
+"""Averages gradients that no step has averaged over the replicas."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from smp_tf.variables.host_offload import beside_gradients
 def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     """Averages gradients over the replicas of this rank's partition.
 
-    What `accumulate` of a step's gradient gives is averaged already and comes back as it is; this is for gradients that
-    were computed in another way, such as those of the script's own variables.
+    A gradient from `accumulate` of a step's output is averaged already, and is returned as it is. This function is for
+    gradients that were computed in another way, such as those of the script's own variables.
 
     Args:
-        gradients: tensors or sparse slices, the same on every replica in number, shapes and types; None for those of
-            weights that this rank does not store.
+        gradients: tensors or sparse slices, equal on every replica in number, shapes and types. The gradient of a
+            weight that this rank does not store is None.
 
     Returns:
         The averages, in order; None stays None.
 
     Raises:
         NotInitializedError: `smp.init` was not called.
-        StepError: with shard_optimizer_state, replicas were given unlike lists, such as averages of a step that were
-            changed outside a function, or zeros in place of None; in a function it is a tf.errors.OpError.
-        StepError: one is a step's, which leaves it to an optimizer to average it (`"gradient_compression": "1bit"`).
+        StepError: with shard_optimizer_state, replicas were given different lists, such as averages of a step that were
+            changed outside a function, or zeros in place of None. In a function it is a tf.errors.OpError.
+        StepError: a gradient is of a step that leaves the average to an optimizer (`"gradient_compression": "1bit"`).
         tf.errors.OpError: the gradients of another replica have other shapes.
 
     Example:
@@ -49,11 +49,11 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     require_averaged(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
     replicas = runtime.current().topology.replicas
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
-    # One name for all: a replica with batches of another size may trace a function once more than others, so that
-    # counting would give the same average other names.
+    # There is one name for all. A replica with batches of another size may trace a function once more than others, so a
+    # count would give the same average other names.
     name, handles = "smp_average", [] if tf.executing_eagerly() else [order().handle]
     if layouts.are_received_apart() and results:
-        # What was made of averages is one, such as a clipped one, and other replicas have those of other weights.
+        # What was made from averages, such as a clipped one, is an average. Other replicas have those of other weights.
         todo = [i for i in todo if not comes_from_a_step(results[i])]
         results = require_alike(results, todo, f"{name}_alike", handles)
     if not todo:

@@ -1,7 +1,7 @@
-"""Finds an optimizer's own code that computes something of the gradients of several weights.
+"""Finds an optimizer's own code that computes something from the gradients of several weights.
 
-Each rank gives an optimizer the gradients of the weights that it updates. What is computed of each by itself is what
-one process computes; what is computed of several, such as a norm, would be another number on each stage:
+Each rank gives an optimizer the gradients of the weights that it updates. A result made from one gradient is what one
+process computes. A result made from several, such as a norm, would be another number on each stage:
 
     apply_gradients of the script's own      ops of one gradient             right
                                              tf.linalg.global_norm           right: it sees all stages
@@ -24,10 +24,10 @@ _WITH_BODIES = frozenset({"If", "StatelessIf", "Case", "StatelessCase", "While",
 
 
 class _Watch(threading.local):
-    """What is known of the code under way; nothing outside of it."""
+    """What is known of the optimizer's code that runs; nothing outside of it."""
 
     graph: Any = None
-    #: Number of ops that the graph had when the code handed its gradients on to Keras's own method.
+    #: The number of ops in the graph when the code handed its gradients on to Keras's own method.
     end: int | None = None
     #: Ranges of ops that see all stages.
     allowed: list[range] | None = None
@@ -38,14 +38,14 @@ _watch = _Watch()
 
 @contextlib.contextmanager
 def watching(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Watches what an optimizer's own code makes of gradients, within its context, to look at it afterwards.
+    """Watches what an optimizer's own code makes of gradients within its context, and checks it at the end.
 
     Args:
         optimizer: the optimizer.
         pairs: gradients and variables that its code is given on this rank.
 
     Raises:
-        StepError: it makes something of several gradients together.
+        StepError: the code makes something of several gradients together.
     """
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or _watch.graph is not None:
@@ -66,7 +66,7 @@ def watching(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]
 
 @contextlib.contextmanager
 def allowed() -> Iterator[None]:
-    """Lets ops join gradients, within its context: what they compute is put together over the stages."""
+    """Lets ops join gradients within its context, since their results are combined over the stages."""
     graph = tf.compat.v1.get_default_graph()
     if _watch.allowed is None or graph is not _watch.graph:
         yield
@@ -83,7 +83,7 @@ def handed_on() -> None:
 
 
 def _look_at(optimizer: Any, pairs: Sequence[tuple[Any, Any]], made: Sequence[Any]) -> None:
-    """Raises where an op joins several gradients."""
+    """Raises an error where an op joins several gradients."""
     names = [variable.name for _, variable in pairs]
     sources: dict[str, frozenset[int]] = {}
     for number, (gradient, _) in enumerate(pairs):
@@ -92,7 +92,7 @@ def _look_at(optimizer: Any, pairs: Sequence[tuple[Any, Any]], made: Sequence[An
             sources[values.name] = frozenset([number])
     for operation in made:
         if operation.type == "IdentityN" or "Call" in operation.type or operation.type in _WITH_BODIES:
-            # Each output is that of an input; what a function's body joins is not looked at.
+            # Each output belongs to an input. What a function's body joins is not looked at.
             if len(operation.outputs) <= len(operation.inputs):
                 of_inputs = [sources.get(tensor.name) for tensor in operation.inputs]
                 of_outputs = of_inputs[len(of_inputs) - len(operation.outputs) :]

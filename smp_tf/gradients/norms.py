@@ -1,8 +1,8 @@
-"""The norm of all gradients, and clipping by it, when each rank has the gradients of its own stage.
+"""Computes the norm of all gradients, and clips by it, when each rank has the gradients of its own stage.
 
-A list of gradients has, on every rank, one entry per variable; those of other stages, and with shared slots of other
-shares, are None. Each rank squares what it has, the squares of all stages are put together entry by entry (before, over
-replicas that share slots, those of each stage), and every rank gets the same norm:
+On every rank, a list of gradients has one entry per variable. Entries of other stages are None and, with shared slots,
+those of other shares, too. Each rank squares what it has. Where replicas share slots, the squares of each stage are
+combined over them. Then the squares of all stages are combined entry by entry, and every rank gets the same norm:
 
     stage 0:  [ 4.0   -     -    0.5 ]
     stage 1:  [  -   2.0   1.0   0.5 ]      an entry that several ranks have (a script's own variable) counts once
@@ -31,7 +31,7 @@ from smp_tf.replicas.gradient_marks import comes_from_a_step
 from smp_tf.replicas.sums import exchange_of, sum_over_replicas
 from smp_tf.sharding import layouts
 
-#: Stands for an entry that a rank does not have; a square is never negative.
+#: Stands for an entry that a rank does not have, since a square is never negative.
 _ABSENT = -1.0
 #: How much the squares of one gradient may differ between ranks that all have it.
 _TOLERANCE = 1e-3
@@ -41,7 +41,7 @@ def _chosen(rows: tf.Tensor) -> tf.Tensor:
     """Returns what is known of each entry, from the first rank that has it; `_ABSENT` where none does.
 
     Args:
-        rows: half the squares of each entry, by rank; `_ABSENT` where a rank does not have it.
+        rows: half the square of each entry, by rank; `_ABSENT` where a rank does not have it.
     """
     absent = tf.fill(tf.shape(rows), tf.constant(_ABSENT, tf.float64))
     present = tf.not_equal(rows, absent)
@@ -66,14 +66,14 @@ def _chosen(rows: tf.Tensor) -> tf.Tensor:
 
 
 def _by_entry(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the sum over the entries, each taken from the first stage that has it."""
+    """Returns the sum over the entries. Each is taken from the first stage that has it."""
     chosen = _chosen(tf.stack(parts))
     is_known = tf.not_equal(chosen, tf.constant(_ABSENT, tf.float64))
     return tf.reshape(tf.reduce_sum(tf.where(is_known, chosen, tf.zeros_like(chosen))), [1])
 
 
 def _of_all_shares(squares: tf.Tensor) -> tf.Tensor:
-    """Returns what the replicas of a stage have, entry by entry: each of a share, or all of the same."""
+    """Returns what the replicas of a stage have, entry by entry. Each has its share, or all have the same."""
     if not layouts.are_shared():
         return squares
     exchange = exchange_of(layouts.count(), f"smp_norm_{_NORM_BY_ENTRY.code}", [order().handle])
@@ -92,7 +92,7 @@ _NOT_FINITE = StageReduction(3, "the check for gradients that are not finite", _
 
 
 def _over_optimizers(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
-    """Sums what optimizers have that apply parts of the same gradients: those of all stages, and of all shares."""
+    """Sums the values of optimizers that apply parts of the same gradients, over all stages and all shares."""
     if layouts.are_shared():
         [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[order().handle])
     return over_stages(own, reduction)
@@ -101,17 +101,17 @@ def _over_optimizers(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     """Returns the norm of all gradients together, over all stages of the replica.
 
-    Every rank of the replica must call it (of all replicas, with shard_optimizer_state), outside the step, with a list
+    Every rank of the replica (with shard_optimizer_state, of all replicas) must call it outside the step, with a list
     in the same order.
 
     Args:
-        gradients: one entry per variable: a dense tensor of floats, `tf.IndexedSlices` (whose values are squared as
-            they are, as TensorFlow does it), a gradient that a step returned (its average is taken), or None for a
-            gradient that another rank has or that does not exist.
+        gradients: one entry per variable: a dense tensor of floats; `tf.IndexedSlices`, whose values are squared as
+            they are, as in TensorFlow; a gradient that a step returned, whose average is taken; or None for a gradient
+            that another rank has or that does not exist.
 
     Returns:
-        A scalar, the same on every rank: sqrt(sum of all squares), 0 where there is none. Its type is the widest among
-        this rank's gradients; half and bfloat16 are squared as float32, which is then the result's type.
+        A scalar, the same on every rank: sqrt(sum of all squares), or 0 where there is none. Its type is the widest
+        among this rank's gradients. Half and bfloat16 are squared as float32, and the result is then float32.
 
     Raises:
         TypeError: what is given is not a list or tuple.
@@ -130,17 +130,17 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 def clip_by_global_norm(gradients: Sequence[Any], clip_norm: Any, use_norm: Any = None) -> tuple[list[Any], tf.Tensor]:
     """Scales all gradients so that the norm of all of them, over all stages, is at most a given one.
 
-    As `tf.clip_by_global_norm`; every rank of the replica must call it (of all replicas, with shard_optimizer_state),
-    outside the step, with a list in the same order.
+    It works like `tf.clip_by_global_norm`. Every rank of the replica (with shard_optimizer_state, of all replicas) must
+    call it outside the step, with a list in the same order.
 
     Args:
         gradients: one entry per variable: a tensor, `tf.IndexedSlices`, a gradient that a step returned, or None.
-        clip_norm: the largest norm that stays, a float or a float scalar tensor.
-        use_norm: the norm, where it is known; by default `smp.global_norm(gradients)`.
+        clip_norm: the largest norm that is left as it is, a float or a float scalar tensor.
+        use_norm: the norm, if it is known; by default `smp.global_norm(gradients)`.
 
     Returns:
-        The gradients, those that are None here still None, each times clip_norm / max(norm, clip_norm); and the norm
-        before. A norm that is infinite or not a number makes all gradients NaN.
+        The gradients, each times clip_norm / max(norm, clip_norm), and the norm before. A gradient that is None stays
+        None. A norm that is infinite or not a number makes all gradients NaN.
 
     Raises:
         TypeError: what is given is not a list or tuple.
@@ -157,10 +157,10 @@ def clip_by_global_norm(gradients: Sequence[Any], clip_norm: Any, use_norm: Any 
 
 
 def all_finite(here: tf.Tensor) -> tf.Tensor:
-    """Returns whether all gradients of all stages are finite; every rank must call it.
+    """Returns whether all gradients of all stages are finite. Every rank must call it.
 
     Args:
-        here: whether those that this rank applies are, a bool scalar.
+        here: whether the gradients that this rank applies are finite, a bool scalar.
 
     Returns:
         A bool scalar, the same on every rank.
@@ -170,10 +170,10 @@ def all_finite(here: tf.Tensor) -> tf.Tensor:
 
 
 def norm_of_own(gradients: Sequence[Any]) -> tf.Tensor:
-    """Returns the norm over all stages of gradients that no two ranks give; every rank must call it.
+    """Returns the norm over all stages of gradients that no two ranks give. Every rank must call it.
 
     Args:
-        gradients: those that this rank counts, none of them None; none at all is fine.
+        gradients: the gradients that this rank counts, without None. The list may be empty.
     """
     own = tf.add_n([_half_square(g) for g in gradients]) if gradients else tf.constant(0.0, tf.float64)
     return _norm(_over_optimizers(tf.reshape(own, [1]), _NORM_OF_OWN), gradients)
@@ -203,7 +203,7 @@ def _result_type(gradients: Sequence[Any]) -> tf.DType:
 
 
 class _Counted(threading.local):
-    """Which of the gradients that an optimizer is about to clip count as this rank's; None outside `counting`."""
+    """Which gradients of an optimizer's clipping count as this rank's; None outside `counting`."""
 
     entries: Sequence[bool] | None = None
 
@@ -213,11 +213,11 @@ _counted = _Counted()
 
 @contextlib.contextmanager
 def counting(entries: Sequence[bool]) -> Iterator[None]:
-    """Makes `tf.linalg.global_norm` over as many gradients that of all stages, within its context.
+    """Makes `tf.linalg.global_norm`, over as many gradients, the norm over all stages within its context.
 
     Args:
-        entries: for each gradient that is not None, whether this rank counts it; one that every rank has is counted by
-            one of them.
+        entries: for each gradient that is not None, whether this rank counts it. One rank counts a gradient that all
+            ranks have.
     """
     before, _counted.entries = _counted.entries, entries
     try:
@@ -229,10 +229,11 @@ def counting(entries: Sequence[bool]) -> Iterator[None]:
 class NormPatch:
     """Makes `tf.linalg.global_norm`, and so `tf.clip_by_global_norm`, see all stages for lists of a step's gradients.
 
-    Lists of other tensors, and calls within a step, where all gradients are seen, stay TensorFlow's own.
+    For lists of other tensors, and for calls within a step, where all gradients are seen, TensorFlow's own function
+    runs.
 
     Args:
-        in_step: whether a step is being traced.
+        in_step: returns whether a step is being traced.
     """
 
     def __init__(self, in_step: Callable[[], bool]) -> None:
@@ -240,7 +241,7 @@ class NormPatch:
         self._original: Callable[..., Any] | None = None
 
     def install(self) -> bool:
-        """Puts ours in place. Doing it twice is doing it once.
+        """Puts our function in place. A second call changes nothing.
 
         Returns:
             Whether it was not in place before.
@@ -251,7 +252,7 @@ class NormPatch:
         return True
 
     def remove(self) -> None:
-        """Puts TensorFlow's own back."""
+        """Puts TensorFlow's own function back."""
         if self._original is not None:
             tf_internals.replace_global_norm(self._original)
             self._original = None
@@ -275,7 +276,7 @@ class NormPatch:
 
 
 def _is_spread(t_list: Any) -> bool:
-    """Returns whether a list holds gradients of a step, some of which other ranks may have."""
+    """Returns whether a list holds gradients of a step. Other ranks may have some of these."""
     running = runtime.current_or_none()
     if running is None or (running.topology.stages == 1 and not layouts.are_shared()):
         return False
@@ -284,7 +285,7 @@ def _is_spread(t_list: Any) -> bool:
     tensors = [t for t in t_list if t is not None]
     if any(comes_from_a_step(t) for t in tensors):
         return True
-    # What was made eagerly of a gradient bears no mark; the None of those that are elsewhere is one.
+    # A result that was made eagerly from a gradient bears no mark. But None, for gradients of other ranks, is a sign.
     return len(tensors) < len(t_list) and all(_is_eager(t) for t in tensors)
 
 

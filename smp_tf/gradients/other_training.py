@@ -1,4 +1,4 @@
-"""Says that a training is not the one that a single process would do: an error, or words, as `check_losses` has it."""
+"""Says that a training is not what a single process would do, as an error or a warning, as `check_losses` says."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from smp_tf.job import runtime
 
 
 def report(what: str, found: Sequence[str], way_out: str) -> None:
-    """Raises, or says once, that a training differs from that of one process; nothing where nothing was found.
+    """Raises, or says once, that a training differs from that of one process. Does nothing where nothing was found.
 
     Args:
         what: the step or the optimizer, with a verb: "train_step of model 'net' is another training".
-        found: sentences on what differs, and what to do about each.
-        way_out: how else to train, in words that end a sentence.
+        found: sentences about what differs, and what to do about each.
+        way_out: words for another way to train, which end a sentence.
 
     Raises:
         StepError: something differs, and check_losses is true.

@@ -1,10 +1,10 @@
-"""Replicas that share slots are given averages: each updates its share by its own gradient, and all take the result.
+"""Requires averages where replicas share slots, since each updates its share by its own gradient for all.
 
     replica 0   gradient of its own ─▶ kernel ──▶ ┐ weights are equal on all, and those of no average:
     replica 1   gradient of its own ─▶ bias   ──▶ ┘ comparing weights would not show it
 
-A gradient that a step gives one replica alone is None on the others, so that what another one has is no step's. Of a
-gradient that all are given, and that bears no mark, all tell each other a hash.
+A gradient that a step gives to one replica alone is None on the others. So any other value there is not from a step.
+For a gradient that all replicas are given, and that bears no mark, all tell each other a hash.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ADVICE = (
 
 
 def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Raises where gradients of a model's weights are applied that are not averages; all replicas of a stage call it.
+    """Raises an error where a weight's gradient is applied that is no average. All replicas of a stage call it.
 
     Args:
-        pairs: gradients, or None, and variables, as an optimizer is given them.
+        pairs: gradients, or None, and variables, as given to an optimizer.
 
     Raises:
-        StepError: there is one; zeros stand for None.
+        StepError: there is such a gradient, or zeros stand for None.
         tf.errors.OpError: the same, in a function.
     """
     if not are_shared():
@@ -52,7 +52,7 @@ def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _goes_to_all(variable: Any) -> bool:
-    """Returns whether replicas share the slots of a variable, and a step gives its gradient to all, or may."""
+    """Returns whether replicas share the slots of a variable, and a step gives, or may give, its gradient to all."""
     layout = layout_of(variable)
     return layout.slots != EVERYWHERE and layout.gradient == EVERYWHERE
 
@@ -73,7 +73,7 @@ def _require_zeros(gradient: Any, variable: Any) -> None:
 
 
 def _require_the_same(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Requires that what a script has made of averages is the same on all replicas."""
+    """Requires that what a script has made from averages is the same on all replicas."""
     handles = [] if tf.executing_eagerly() else [order().handle]
     exchange = sums.exchange_of(runtime.current().topology.replicas, "smp_applied", handles)
     heard = exchange.allgather(tf.concat([_hash(gradient) for gradient, _ in pairs], axis=0)[tf.newaxis])

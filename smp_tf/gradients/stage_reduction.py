@@ -1,11 +1,11 @@
-"""A few numbers of every stage, put together once: what a norm or a check over all gradients needs.
+"""Combines a few numbers of every stage, as a norm or a check over all gradients needs it.
 
     stage 1 ──▶ ┐                    ┌ ──▶ stage 1
     stage 2 ──▶ ┼ stage 0: combines ─┼ ──▶ stage 2       two messages per stage, whatever the model
     stage 3 ──▶ ┘                    └ ──▶ stage 3
 
-It is a small step of its own. It begins when this rank's steps before it are done. Its messages bear a program number
-of their own, so that a rank which does something else meanwhile is found out as for any step.
+It is a small step of its own. It begins when this rank's earlier steps are done. Its messages bear their own program
+number. So a rank that does something else meanwhile is noticed, as for any step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from smp_tf.tf_internals import op_by_op
 
 @dataclass(frozen=True)
 class StageReduction:
-    """A way to put together what the stages have.
+    """A way to combine the values of the stages.
 
     Args:
-        code: a number of its own, by which ranks that reduce different things are told apart.
-        name: what it computes, in words.
-        combine: from one float64 vector per stage, all of one length, makes the vector that every stage gets.
+        code: a unique number. It shows where ranks reduce different things.
+        name: words for what it computes.
+        combine: takes one float64 vector per stage, all of one length, and returns the vector that every stage gets.
     """
 
     code: int
@@ -44,7 +44,7 @@ class StageReduction:
 
 
 class _Running:
-    """What is kept of reductions: the number of their program, and what reduces eager vectors, by kind."""
+    """What is kept of reductions: the number of their program, and the functions for eager vectors, by kind."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -55,14 +55,14 @@ _running = JobState(_Running)
 
 
 def over_stages(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
-    """Reduces a vector over the stages of this replica; every rank of it must call this.
+    """Reduces a vector over the stages of this replica. Every rank of the replica must call it.
 
     Args:
-        own: what this stage has, float64[n].
-        reduction: what is made of it.
+        own: the vector of this stage, float64[n].
+        reduction: how the vectors are combined.
 
     Returns:
-        What `reduction.combine` makes of the vectors of all stages: the same bits on every rank.
+        The result of `reduction.combine` for the vectors of all stages, with the same bits on every rank.
     """
     running = runtime.current()
     if running.topology.stages == 1:
@@ -83,7 +83,7 @@ def over_stages(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
 
 @op_by_op()
 def _emit(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
-    """Writes the reduction into the current graph: the tasks of its program, one after the other."""
+    """Writes the tasks of the reduction's program into the current graph, one after the other."""
     topology = runtime.current().topology
     number = _running().number
     assert number is not None
@@ -106,13 +106,13 @@ class _StageSum:
 
     Args:
         reduction: which.
-        told: the reduction's code, and what this stage has.
+        told: the reduction's code, and the vector of this stage.
         step: number of the step.
         number: of the program.
         ranks: world rank of every stage.
         stage: of this rank.
-        result: what every stage gets, once it is there.
-        ops: what has to run before the step ends.
+        result: the vector that every stage gets, once it is there.
+        ops: ops that have to run before the step ends.
     """
 
     reduction: StageReduction
@@ -125,7 +125,7 @@ class _StageSum:
     ops: list[tf.Operation] = field(default_factory=list)
 
     def label(self, stage: int, *, is_result: bool) -> str:
-        """Says what is sent, in words."""
+        """Returns words for what is sent."""
         return f"{self.reduction.name}: the {'result for' if is_result else 'part of'} stage {stage}"
 
     def send(self, tensor: tf.Tensor, *, to: int, of: int, edge: int, is_result: bool) -> None:
@@ -142,15 +142,15 @@ class _StageSum:
 
 
 def _tell(sums: _StageSum) -> None:
-    """Sends what this stage has to the first one."""
+    """Sends this stage's vector to the first stage."""
     sums.send(sums.told, to=0, of=sums.stage, edge=sums.stage, is_result=False)
 
 
 def _sum(sums: _StageSum) -> None:
-    """Puts together what all stages have, on the first one; receives what comes of it, on the others."""
+    """Combines the vectors of all stages on the first stage, and receives the result on the others."""
     ranks, stage = sums.ranks, sums.stage
     if stage > 0:
-        # What comes is made of what was sent, which no other edge says: see `op_by_op`.
+        # What is received depends on what was sent, and no other edge says so (`op_by_op`).
         with tf.control_dependencies([sums.told]):
             sums.result = sums.receive(source=0, of=stage, edge=len(ranks) + stage, is_result=True)
         sums.ops.append(sums.result.op)

@@ -1,1 +1,1 @@
-"""The planner in a job: what it is asked, how ranks agree on its plan, and the plan's file."""
+"""The planner in a job: its request, how ranks agree on its plan, and the plan's file."""

@@ -1,4 +1,4 @@
-"""Makes all ranks run a step by the same plan: rank 0 decides, everyone checks that it traced the same thing.
+"""Makes all ranks run a step by the same plan. Rank 0 decides, and all ranks check that they traced the same step.
 
 a variable without an owner, or the first call of      all ranks agree: replicas come to it together
 a step that gives gradients
@@ -44,28 +44,29 @@ def agree_on_plan(
 ) -> tuple[Plan, int]:
     """Returns the plan of the first rank, once all have traced the same step, and a number for the program.
 
-    The ranks of a replica must have traced the same to the last op. Replicas have batches of their own: where those
-    differ in size, so do the graphs, and what must be the same is the step's form: its variables, the layers it calls
-    and the gradients it gives. Who owns which variable is the same everywhere.
+    The ranks of a replica must have traced the same ops, down to the last one. Replicas have their own batches. Where
+    these differ in size, so do the graphs, and only the step's form must be the same: its variables, the layers that it
+    calls and the gradients that it gives. The owners of variables are the same everywhere.
 
-    What random ops in steps draw from is decided with it: by rank 0's script, if it has set a seed since `smp.init`.
+    The seed of random ops in steps is decided with the plan. Rank 0's script decides it, if it has set a seed since
+    `smp.init`.
 
     Args:
         step: name of the step function.
-        arguments: its tensor arguments.
-        graph: the op graph this rank traced.
-        propose: gives a plan, given the stages of variables that are decided, by index; the first rank's counts, and
-            only that one is asked.
-        owners: those that an earlier step decided.
-        everywhere: whether all replicas come here now, as they must where owners are decided; else only this one.
-        known_as: what the step function is known by, on all ranks.
+        arguments: tensor arguments of the step.
+        graph: the op graph that this rank traced.
+        propose: returns a plan, given the stages of decided variables by index. Only the first rank's is called.
+        owners: the owners that an earlier step decided.
+        everywhere: whether all replicas call this now, as they must where owners are decided; else only this one does.
+        known_as: what the step function is known by on all ranks.
 
     Returns:
         The plan, and a number that no rank of this replica has used for a program before.
 
     Raises:
-        RankMismatchError: a rank traced another step, or was given another batch; the message says which and where.
-        PlacementError: the first rank has no plan; all ranks raise what it says.
+        RankMismatchError: a rank traced another step, or was given another batch. The message says which rank, and
+            where they differ.
+        PlacementError: the first rank has no plan. All ranks raise its error.
     """
     running = runtime.current()
     if running.topology.size == 1:
@@ -104,7 +105,7 @@ def agree_on_plan(
 
 
 def _require_same_step(everyone: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raises unless all run the same step, and the ranks of each replica on batches of the same sizes."""
+    """Raises an error unless all ranks run the same step, and those of each replica on batches of the same sizes."""
     running = runtime.current()
     require_agreement(
         "which step to run next",
@@ -122,14 +123,14 @@ def _require_same_step(everyone: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _replicas(ranks: Iterable[int]) -> list[tuple[int, ...]]:
-    """Returns the replicas that given ranks are in, each with its first rank first."""
+    """Returns the replicas of given ranks, each with its first rank first."""
     mesh = runtime.current().topology.mesh
     return list(dict.fromkeys(mesh.members(CommGroup.MP_GROUP, rank) for rank in ranks))
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A rank, the rank it must be like, and in what: "fingerprint", to the last op, or "form"."""
+    """A rank, the rank that it must be like, and in what: "fingerprint", down to the last op, or "form"."""
 
     rank: int
     like: int
@@ -137,7 +138,7 @@ class _Comparison:
 
 
 def _comparisons(everyone: Mapping[int, Mapping[str, Any]]) -> list[_Comparison]:
-    """Yields pairs to compare: the first ranks of replicas with that of the first, others with their replica's."""
+    """Yields what to compare: first ranks of replicas with rank 0, and other ranks with their replica's first."""
     (root, *_), *_ = replicas = _replicas(everyone)
     found = []
     for first, *others in replicas:
@@ -148,7 +149,7 @@ def _comparisons(everyone: Mapping[int, Mapping[str, Any]]) -> list[_Comparison]
 
 
 def _plan_of_replica(step: str, propose: Callable[[], Plan]) -> Plan:
-    """Returns the plan of this replica's first rank, for a graph that is not rank 0's, like the plan of rank 0."""
+    """Returns the plan of this replica's first rank. It is like rank 0's plan, but for another graph."""
     topology = runtime.current().topology
     first = topology.rank == topology.members(CommGroup.MP_GROUP)[0]
     mine = _proposal(propose) if first else None
@@ -157,7 +158,7 @@ def _plan_of_replica(step: str, propose: Callable[[], Plan]) -> Plan:
 
 
 def _proposal(propose: Callable[[], Plan]) -> dict[str, str]:
-    """Returns a rank's plan, or why it has none, for all that follow it."""
+    """Returns a rank's plan, or why it has none, for the ranks that follow it."""
     try:
         return {"plan": propose().to_json()}
     except MemoryLimitError as error:
@@ -167,7 +168,7 @@ def _proposal(propose: Callable[[], Plan]) -> dict[str, str]:
 
 
 def _plan_in(proposal: Mapping[str, str]) -> Plan:
-    """Returns the plan of a rank that proposed; its error, where it has none, on every rank."""
+    """Returns the plan in a rank's proposal. Where it has none, all ranks raise its error."""
     if "too large" in proposal:
         raise MemoryLimitError(proposal["too large"])
     if "refused" in proposal:
@@ -178,7 +179,7 @@ def _plan_in(proposal: Mapping[str, str]) -> Plan:
 def _explain_difference(
     step: str, graph: OpGraph, group: CommGroup, members: Sequence[int], unlike: Sequence[_Comparison]
 ) -> None:
-    """Raises, with the first difference between ranks that must be alike and are not."""
+    """Raises an error with the first difference between ranks that must be alike."""
     describe = runtime.current().topology.describe
     mine = {"fingerprint": list(outline(graph)), "form": list(form(graph))}
     heard = allgather_json(mine, group, name=f"what step {step!r} looks like")

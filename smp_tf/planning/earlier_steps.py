@@ -1,4 +1,4 @@
-"""What earlier steps of this job have placed, by which a later one goes: a variable stays where it is."""
+"""What earlier steps of this job have placed. A later step follows it, since a variable stays where it is."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from smp_tf.pipeline.planner import proposal
 from smp_tf.variables import store as variables
 from smp_tf.variables.state import VariableState
 
-#: The stage of every chunk in the first plan of this job; none before it.
+#: The stage of every chunk in the first plan of this job; empty before it.
 _first_placement: JobState[tuple[int, ...] | None] = JobState(lambda: None)
 
 
 def chunks_of(lowered: Lowered, used: Collection[int], *, decided_only: bool = False) -> dict[int, int]:
-    """Returns the chunks of the variables by which the placement of a step goes, by index in the graph.
+    """Returns the chunks of the variables that the placement of a step follows, by index in the graph.
 
-    These are the ones that an earlier step has placed. Where there are none, they are those that are kept until a step
-    uses them: they stay next to the rest of their models.
+    These are the variables that an earlier step has placed. Where there are none, they are the variables that are kept
+    until a step uses them, so that these stay next to the rest of their models.
 
     Args:
         lowered: the graph.
         used: the variables that an op of the step uses, by index.
-        decided_only: whether a step with a plan of its own leaves aside where variables are kept.
+        decided_only: whether to disregard variables that are only kept, for a step with its own plan.
     """
     placed = [(index, state) for index, state in _placed(lowered, used) if state.is_decided or not decided_only]
     return {index: state.chunk for index, state in placed if state.chunk is not None}
@@ -70,13 +70,13 @@ def placement(lowered: Lowered, used: Collection[int]) -> tuple[int, ...] | None
 
 
 def first_placement(config: Config, stages: int) -> tuple[int, ...] | None:
-    """Returns where chunks are in what this job has planned before, if that is a choice: so models fit together."""
+    """Returns where this job's earlier plans have their chunks, if there is a choice, so that models fit together."""
     first = _first_placement()
     return first if _is_free(config) and first is not None and max(first) + 1 == stages else None
 
 
 def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
-    """Keeps where the first plan has its chunks; says so where a step without backward has chosen for others."""
+    """Keeps where the first plan has its chunks. Says so where a step without backward has chosen for others."""
     if _first_placement() is None:
         _first_placement.put(plan.placement)
         if _is_free(config) and plan.stages > 1 and not graph.gradients:
@@ -88,7 +88,7 @@ def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
 
 
 def _placed(lowered: Lowered, used: Collection[int]) -> list[tuple[int, VariableState]]:
-    """Returns what is known of the variables by which the placement of a step goes."""
+    """Returns what is known of the variables that the placement of a step follows."""
     found = [(index, state) for index, state in _states(lowered) if index in used and state.owner is not None]
     return [(index, state) for index, state in found if state.is_decided] or found
 
@@ -103,5 +103,5 @@ def _states(lowered: Lowered) -> Iterator[tuple[int, VariableState]]:
 
 
 def _is_free(config: Config) -> bool:
-    """Returns whether a plan chooses on which partitions its chunks are."""
+    """Returns whether a plan chooses the partitions of its chunks."""
     return config.pipeline == proposal.AUTO or not config.contiguous

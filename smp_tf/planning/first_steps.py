@@ -1,11 +1,11 @@
-"""Compares what the first steps of a training took with what the plan said: memory of every rank, and time.
+"""Compares the memory and time of a training's first steps with the plan's forecast.
 
     step      0          1          2          3          4 ...
     others    ┆          ┆          ┆   numbers ─┐         (as the fourth begins: nobody waits for this message)
     rank 0    ┆        clock        ┆        clock, table
 
-A thread of its own waits for these steps; the program that runs them knows nothing of it, so a step runs no Python, and
-the graphs of all replicas are alike.
+A separate thread waits for these steps. The program that runs them does not know about it. So a step runs no Python,
+and the graphs of all replicas are alike.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from smp_tf.variables.fetch import WRITER
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
-#: The steps between whose ends the time is taken: the first also prepares, and makes the optimizer's slots.
+#: The steps between whose ends the time is measured. The first step also prepares, and makes the optimizer's slots.
 _CLOCK, _TOLD = 1, 3
-#: Seconds that rank 0 gives a message which has been sent.
+#: Seconds that rank 0 waits for a message that was sent.
 _ON_ITS_WAY = 10.0
 _TAG = tag_of("first steps")
 
 
 class _State:
-    #: The program that is reported. TensorFlow may trace what it is written into more than once.
+    #: The program that is reported. TensorFlow may trace the function that it is written into more than once.
     program: int | None = None
 
 
 def watch(program: int, plan: Plan, expected: Expected | None = None) -> None:
     """Reports the first steps of a program, unless another one of this job is reported.
 
-    Only trainings over several partitions are, and of several replicas the first.
+    Only trainings over several partitions are reported, and only their first replica.
 
     Args:
-        program: its number.
-        plan: by which it was cut.
-        expected: how long a step should take, where that is known here.
+        program: number of the program.
+        plan: the plan that it was cut by.
+        expected: how long a step should take, where this rank knows it.
     """
     running = runtime.current()
     if _State.program is not None or running.transport is None:
@@ -76,7 +76,7 @@ class Expected:
 
     Args:
         seconds: of a step.
-        is_measured: whether that is made of measured times of layers, at least in part.
+        is_measured: whether they come from measured times of layers, at least in part.
     """
 
     seconds: float
@@ -85,10 +85,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What a rank says of its first steps.
+    """What a rank says about its first steps.
 
     Args:
-        peak: bytes that TensorFlow's allocator has given out at most; None where it does not count.
+        peak: the most bytes that TensorFlow's allocator has given out; None where it does not count.
         slots: bytes of the optimizer's slots.
     """
 
@@ -116,7 +116,7 @@ class _Report:
         self._thread.start()
 
     def end(self) -> None:
-        """Lets the thread end: what has not begun by now is not reported, and what has begun is."""
+        """Lets the thread end. A report that has begun by now is finished; no other begins."""
         self._transport.stop_awaiting()
         self._thread.join()
         _State.program = None
@@ -126,11 +126,11 @@ class _Report:
             if self._topology.rank == WRITER:
                 self._gather()
             elif self._transport.await_step(self._program, _TOLD, ended=False):
-                # Where rank 0 ends this step, this rank has begun it: it never waits for long.
+                # Where rank 0 ends this step, this rank has begun it. So it never waits long.
                 mine = json.dumps(dataclasses.asdict(RankMemory.here()))
                 self._transport.send_bytes(WRITER, _TAG, mine.encode())
         except Exception as error:
-            # A training does not end for want of a report, and one that has failed says why itself.
+            # A training does not end because a report fails, and a training that fails says why itself.
             if self._transport.cause is None:
                 tell_in_time(f"smp_tf: the memory of the first steps is not told: {error!r}")
 
@@ -152,17 +152,17 @@ class _Report:
 def render(
     plan: Plan, found: Mapping[int, RankMemory], seconds: float, expected: Expected | None = None, width: int = 100
 ) -> str:
-    """Returns the forecast of every rank next to what it measured.
+    """Returns the forecast of every rank next to its measurements.
 
     Args:
         plan: with the forecast of every stage.
-        found: by world rank, those of one replica in the order of their stages.
+        found: what ranks said, by world rank: those of one replica, in the order of their stages.
         seconds: of a step.
         expected: how long it should take.
         width: columns of the terminal.
 
     Returns:
-        Lines, each at most `width` wide; of memory where at least one rank has counted it.
+        Lines, each at most `width` wide. Memory is among them where at least one rank has counted it.
     """
     if all(measured.peak is None for measured in found.values()):
         return _step_in_words(seconds, expected)
@@ -188,5 +188,5 @@ def _step_in_words(seconds: float, expected: Expected | None) -> str:
 
 
 def with_slots(row: StageForecast, slots: int) -> StageForecast:
-    """Returns the forecast with the slots that an optimizer has, where the plan could only assume some."""
+    """Returns the forecast with the optimizer's real slots, where the plan could only assume some."""
     return row.with_memory({Use.SLOTS: slots})

@@ -1,4 +1,4 @@
-"""Checks whether the ranks of a host have enough of its memory for what is offloaded to it."""
+"""Checks whether a host has enough memory for what its ranks offload to it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from smp_tf.job.topology import Topology
 from smp_tf.partition.plan.plan import Plan, as_bytes
 from smp_tf.partition.plan.stage_forecast import Use
 
-#: Where the kernel's control groups are, and what each may use.
+#: The folder of the kernel's control groups, and the file with what each may use.
 _GROUPS = Path("/sys/fs/cgroup")
 _LIMIT = "memory.max"
 
 
 def memory_of_host() -> int:
-    """Returns the bytes that this process and its like may use together: of the host, or of its control group.
+    """Returns the bytes that the processes of this host, or of this control group, may use together.
 
-    Groups of the kernel's version 2 are looked at.
+    Only control groups of version 2 are looked at.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -34,16 +34,16 @@ def memory_of_host() -> int:
 
 
 def require_host_memory(plan: Plan, topology: Topology, whole: int, *, knows_slots: bool = True) -> None:
-    """Raises where the gradients, and slots, that ranks keep on this host do not fit there.
+    """Raises an error where the gradients and slots that ranks keep on this host do not fit there.
 
     Args:
-        plan: with its forecast.
-        topology: says which ranks are on this host.
-        whole: bytes that they may use together.
-        knows_slots: whether the slots are those of an optimizer that is known; what is assumed refuses nothing.
+        plan: the plan, with its forecast.
+        topology: knows which ranks are on this host.
+        whole: bytes that these ranks may use together.
+        knows_slots: whether the slots are those of a known optimizer. Assumed slots are no reason for an error.
 
     Raises:
-        MemoryLimitError: they need more.
+        MemoryLimitError: the ranks need more.
     """
     if not any(row.host_bytes for row in plan.forecast):
         return

@@ -1,4 +1,4 @@
-"""The configuration's `partition_file`: plans are written to it when they are made, or read from it to run with them.
+"""Reads and writes the configuration's `partition_file`, which keeps plans, or gives the plans to run with.
 
 smp.init     rank 0 reads the file ─▶ every rank has its plans, or the same error
 first step   of each model: its plan is looked up by the step's fingerprint, then by its layers and variables; of
@@ -28,7 +28,7 @@ from smp_tf.pipeline.planner import proposal
 from smp_tf.pipeline.planner.units import units_of
 from smp_tf.pipeline.schedules.schedule import runs_on
 
-#: What a rank says of a file: in JSON a byte of it may take six.
+#: The most bytes that a rank says about a file. In JSON a byte of it may take six.
 _MOST_SAID = 7 * MAX_BYTES
 
 #: The plans that this script has made since `smp.init`.
@@ -36,12 +36,12 @@ _made: JobState[list[StoredPlan]] = JobState(list)
 
 
 def load(config: Config, rank: int, exchange: Callable[[bytes, str, int], list[bytes]]) -> PlanFile | None:
-    """Returns the plans that the configuration asks to run with, on every rank what rank 0 has read.
+    """Returns the plans that the configuration asks to run with. All ranks get what rank 0 has read.
 
     Args:
-        config: the configuration, its number of partitions decided; the same on all ranks.
+        config: the configuration, with the number of partitions decided; the same on all ranks.
         rank: this rank.
-        exchange: gives every rank what every rank says: bytes, a name, and the most bytes.
+        exchange: gives every rank what every rank says. It takes bytes, a name, and the most bytes.
 
     Returns:
         The plans; None where none are asked for, or where one partition needs none.
@@ -87,10 +87,10 @@ def given_for(step: str, graph: OpGraph, *, is_first: bool = True) -> StoredPlan
     """Returns the plan that was loaded for a step; None where plans are made and not loaded.
 
     Args:
-        step: name of the step function, one that decides about variables.
+        step: name of a step function that decides about variables.
         graph: its pruned op graph.
-        is_first: whether no earlier step has placed a layer of its models. One that only adds layers may be of a run
-            other than that which wrote the file: where the file has no plan for it, it goes by the earlier steps.
+        is_first: whether no earlier step has placed a layer of its models. A step that only adds layers may not have
+            been in the run that wrote the file. Where the file has no plan for it, it follows the earlier steps.
 
     Raises:
         PlacementError: the plans were made for other models.
@@ -115,15 +115,15 @@ def given_for(step: str, graph: OpGraph, *, is_first: bool = True) -> StoredPlan
 
 
 def schedule_for(given: StoredPlan, schedule: str, decided: tuple[int, ...] | None) -> str:
-    """Returns the schedule of a step whose plan was loaded: what the configuration asks for, if it fits.
+    """Returns the schedule of a step whose plan was loaded. It is the configuration's, if that fits.
 
     Args:
         given: the plan.
-        schedule: what the configuration asks for; with "auto" it is that of the plan.
+        schedule: the configuration's schedule. "auto" stands for that of the plan.
         decided: where an earlier step has put the chunks; None before it.
 
     Raises:
-        PlacementError: they do not go with it.
+        PlacementError: the schedule does not fit the chunks.
     """
     running = runtime.current()
     path = running.config.partition_file
@@ -134,7 +134,7 @@ def schedule_for(given: StoredPlan, schedule: str, decided: tuple[int, ...] | No
         )
     taken = given.pipeline if schedule == proposal.AUTO else schedule
     try:
-        # Of the plan it only has to be one that there is.
+        # The plan's schedule only has to exist.
         runs_on(given.pipeline, given.placement)
         runs = runs_on(taken, given.placement)
     except ScheduleError as error:
@@ -158,7 +158,7 @@ def schedule_for(given: StoredPlan, schedule: str, decided: tuple[int, ...] | No
 
 
 def keep(step: str, plan: Plan, graph: OpGraph) -> None:
-    """Writes the plan of a step that has decided about variables, after those of earlier steps; on rank 0.
+    """Writes, on rank 0, the plan of a step that has decided about variables, after the plans of earlier steps.
 
     Args:
         step: name of the step function.
@@ -174,7 +174,7 @@ def keep(step: str, plan: Plan, graph: OpGraph) -> None:
         return
     made, new = _made(), to_store(step, plan, graph)
     if any((known.step, known.fingerprint) == (step, new.fingerprint) for known in made):
-        # A script may make the same model again: a run that loads the file takes the first plan for each of them.
+        # A script may make the same model again. A run that loads the file takes the first plan for each of them.
         return
     made.append(new)
     try:
@@ -184,11 +184,11 @@ def keep(step: str, plan: Plan, graph: OpGraph) -> None:
 
 
 def recompute_for(given: StoredPlan, asked: bool) -> bool:
-    """Returns whether backward makes again what forward made: as the configuration asks, or the plan that was loaded.
+    """Returns whether backward makes again what forward made, as the configuration or the loaded plan says.
 
     Args:
         given: the plan.
-        asked: what the configuration asks for.
+        asked: what the configuration says.
     """
     running = runtime.current()
     if given.recompute and not asked:

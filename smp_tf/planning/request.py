@@ -1,4 +1,4 @@
-"""What a plan of a step has to be like, and what is expected of the one that was made."""
+"""Makes the request for a step's plan, and says what is expected of the plan that was made."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from smp_tf.planning import earlier_steps, first_steps, partition_file
 from smp_tf.sharding import layouts
 from smp_tf.variables.models import SplitModel
 
-#: Slots per variable of an optimizer that nobody knows before it is applied: as many as Adam has.
+#: Slots per variable of an optimizer that is unknown until it is applied: as many as Adam has.
 _USUAL_SLOTS = 2.0
 
 
 class TracedStep(Protocol):
-    """What a request for a plan asks of a step that was traced."""
+    """What a request for a plan needs to know of a traced step."""
 
     @property
     def lowered(self) -> Lowered:
-        """Returns its op graph, and what of TensorFlow that stands for."""
+        """Returns its op graph, and the objects of TensorFlow that the graph stands for."""
 
     @property
     def graph(self) -> OpGraph:
-        """Returns its op graph as it is to be placed."""
+        """Returns its op graph in the form that is placed."""
 
     @property
     def models(self) -> Sequence[SplitModel]:
@@ -48,7 +48,7 @@ class TracedStep(Protocol):
 
 
 def known_slots(models: Sequence[Any]) -> float | None:
-    """Returns the slots per variable of the optimizers that models were compiled with; others are unknown yet."""
+    """Returns the slots per variable of the optimizers that models were compiled with. Others are unknown yet."""
     known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
     return max((slots for slots in known if slots is not None), default=None)
 
@@ -63,14 +63,14 @@ def request_for(
     *,
     decides: bool,
 ) -> PlacementRequest:
-    """Returns what a plan of a step has to be like, by the configuration and by what was placed before.
+    """Returns the request for a step's plan, by the configuration and by what was placed before.
 
     Args:
-        step: its name.
-        traced: its trace.
-        microbatches: their number.
-        samples: of the largest microbatch.
-        slots: the optimizer's slots per variable; None while it is not known.
+        step: name of the step.
+        traced: trace of the step.
+        microbatches: number of microbatches.
+        samples: samples of the largest microbatch.
+        slots: the optimizer's slots per variable; None while the optimizer is unknown.
         local_outputs: positions of outputs that stay with the stage that makes them.
         decides: whether the plan decides where variables are.
     """
@@ -123,12 +123,12 @@ def expected_of(graph: OpGraph, request: PlacementRequest, plan: Plan, cut: Spli
 
 
 def _schedule_for(graph: OpGraph, asked: str) -> str:
-    """Returns the schedule of a step: one that was written down is for one number of microbatches, and for training."""
+    """Returns the schedule of a step. A written schedule is for one number of microbatches, and for training only."""
     return asked if is_named(asked) or any(node.backward for node in graph.nodes) else "simple"
 
 
 def _times_of(models: Sequence[SplitModel], samples: int) -> UnitTimes:
-    """Returns what was measured of the units of models, for microbatches of so many samples."""
+    """Returns the measured times of the units of models, for microbatches of a number of samples."""
     measured = {
         name: (forward * samples, backward * samples)
         for model in models
@@ -140,7 +140,7 @@ def _times_of(models: Sequence[SplitModel], samples: int) -> UnitTimes:
 
 
 def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Returns what units of a step take alone, by those of its models that were measured."""
+    """Returns the share of its time that a unit takes alone, by those of the step's models that were measured."""
     if not shares:
         return 1.0, 1.0
     forward, backward = zip(*shares, strict=True)

@@ -1,1 +1,1 @@
-"""Sums over replicas: dense, sparse, compressed; and what must be equal on all replicas."""
+"""Sums over replicas (dense, sparse, compressed), and what must be equal on all replicas."""

@@ -1,11 +1,11 @@
-"""Sums gradients over replicas in equal parts: each replica adds up one, and gives it to all.
+"""Sums gradients over replicas in equal parts. Each replica adds up one part, and gives it to all.
 
     replica 0   a0 │ a1      alltoall     a0 + b0 = s0      allgather     s0 │ s1
     replica 1   b0 │ b1   ───────────▶    a1 + b1 = s1   ────────────▶    s0 │ s1
 
-The parts are cut from all tensors in a row, so that every replica adds up and moves the same number of bytes, whatever
-their sizes; as many as in a ring. All take the same bits of each part: they stay equal. What is sent may be smaller
-than what is added up (`two_byte_floats.py`).
+The parts are cut from all tensors in a row. So every replica adds up and moves the same number of bytes, whatever the
+sizes of the tensors. It moves as many as in a ring. All take the same bits of each part, so they stay equal. What is
+sent may be smaller than what is added up (`two_byte_floats.py`).
 
 Source: Thangakrishnan et al., "Herring: Rethinking the Parameter Server at Scale for the Cloud", SC20, section 4
 (balanced fusion buffers).
@@ -29,9 +29,10 @@ class Exchange:
     """How the parts travel among the replicas.
 
     Args:
-        replicas: their number.
-        alltoall: gives, of a tensor with one row for every replica, the rows that all replicas have for this one.
-        allgather: gives the rows of all replicas, each of which has one.
+        replicas: number of replicas.
+        alltoall: takes a tensor with one row for every replica, and returns the rows that all replicas have for this
+            one.
+        allgather: takes the row of this replica, and returns the rows of all.
     """
 
     replicas: int
@@ -43,14 +44,14 @@ def sums_in_parts(tensors: Sequence[tf.Tensor], kind: str | None, exchange: Exch
     """Returns the sums over the replicas of tensors that all of them have.
 
     Args:
-        tensors: of the same number, shapes and types on every replica.
-        kind: what they are sent as, "bf16" or "fp16": then they are added up in float32. None: as they are, all of one
-            type that Horovod sends.
-        exchange: sends.
+        tensors: tensors, equal in number, shapes and types on every replica.
+        kind: the form in which they are sent. "bf16" and "fp16" are added up in float32. None sends them as they are;
+            all must be of one type that Horovod sends.
+        exchange: how the parts travel.
 
     Returns:
-        The sums, of the same types; equal to the last bit on all replicas. An error of TensorFlow where the tensors of
-        another replica are known to have other sizes.
+        The sums, of the same types, and equal to the last bit on all replicas. They are an error of TensorFlow where
+        the tensors of another replica are known to have other sizes.
     """
     summed_as = tf.float32 if kind is not None else tensors[0].dtype
     flat = [tf.reshape(tf.cast(tensor, summed_as), [-1]) for tensor in tensors]
@@ -58,7 +59,7 @@ def sums_in_parts(tensors: Sequence[tf.Tensor], kind: str | None, exchange: Exch
     whole = tf.concat(flat, axis=0)
     missing = -tf.size(whole) % exchange.replicas
     parts = tf.reshape(tf.pad(whole, [[0, missing]]), [exchange.replicas, -1])
-    # Shifted against each other, parts would be added up without a word.
+    # Otherwise, shifted parts would be added up silently.
     rows = encoded(parts, kind)
     code = tf.cast(code_of(sizes), rows.dtype)
     sent = tf.concat([rows, tf.fill([exchange.replicas, 1], code)], axis=1)
@@ -74,7 +75,7 @@ def sums_in_parts(tensors: Sequence[tf.Tensor], kind: str | None, exchange: Exch
 
 
 def code_of(sizes: tf.Tensor) -> tf.Tensor:
-    """Returns a number below 2^16 that tensors of other sizes hardly have.
+    """Returns a number below 2^16 that tensors of other sizes most likely do not have.
 
     Args:
         sizes: elements of each tensor, int32[n].
@@ -87,14 +88,14 @@ def code_of(sizes: tf.Tensor) -> tf.Tensor:
 
 
 def require_alike(alike: tf.Tensor, sizes: tf.Tensor) -> list[tf.Operation]:
-    """Makes it an error that replicas have tensors of other sizes.
+    """Makes it an error when replicas have tensors of other sizes.
 
     Args:
-        alike: whether they have the same, a bool scalar.
+        alike: whether the sizes are equal, a bool scalar.
         sizes: elements of each tensor of this replica, for the message.
 
     Returns:
-        What has to be waited for.
+        Ops that have to be waited for.
     """
     checked = tf.debugging.Assert(
         alike,

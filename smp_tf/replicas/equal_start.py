@@ -1,9 +1,9 @@
-"""Makes replicas begin to train with equal weights: where they differ, all take those of one, by default replica 0's.
+"""Makes replicas begin to train with equal weights. Where they differ, all take those of one, by default replica 0's.
 
     all ranks          one hash over what each stores, told to all              ─▶ nothing more where stages are equal
     an unequal stage   a hash of every variable, told to the other replicas     ─▶ one replica sends those that differ
 
-Equal seeds, and checkpoints, make them equal already. This is for what a script has loaded on one replica only.
+Equal seeds, and checkpoints, make them equal already. This is for weights that a script has loaded on one replica only.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from smp_tf.variables.decision import Decision
 _NAME = "the weights that replicas begin with"
 
 
-#: The replica whose values all take.
+#: The replica whose values all replicas take.
 _root: JobState[int] = JobState(lambda: 0)
 
 
 def take_from(replica: int) -> None:
-    """Lets the weights that training begins with be those of a replica, in this job; all ranks say the same.
+    """Makes this job's training begin with the weights of one replica. All ranks must name the same one.
 
     Args:
-        replica: its number.
+        replica: number of the replica.
     """
     _root.put(replica)
 
@@ -52,7 +52,7 @@ def take_those_of_one(decided: Iterable[Decision]) -> None:
         return
     stored = [decision.variable for decision in wanted.values() if decision.layout.is_here(topology.place)]
     with tf.init_scope():
-        # One after the other: from a GPU all of them would lie in the host's memory at once.
+        # One after the other, since from a GPU all of them would be in the host's memory at once.
         hashes = [int(content_hash(variable.read_value())[0]) for variable in stored]
         of_all = exchange.allgather_json(hashlib.blake2b(repr(hashes).encode()).hexdigest(), name=_NAME)
         unequal = _unequal_stages(of_all, topology)
@@ -62,7 +62,7 @@ def take_those_of_one(decided: Iterable[Decision]) -> None:
 
 
 def _unequal_stages(said: Sequence[str], topology: Topology) -> list[int]:
-    """Returns the stages whose replicas said unlike things, in order."""
+    """Returns the stages whose replicas differ, in order."""
     of_stage: dict[int, set[str]] = {}
     for rank, words in enumerate(said):
         of_stage.setdefault(topology.mesh.coordinates(rank)["P"], set()).add(words)
@@ -70,16 +70,16 @@ def _unequal_stages(said: Sequence[str], topology: Topology) -> list[int]:
 
 
 def _take(stored: Sequence[Any], said: Sequence[Sequence[int]], topology: Topology, *, speaks: bool) -> None:
-    """Takes what differs from the values of one replica.
+    """Takes the values of one replica where others differ.
 
     Args:
         stored: the variables that this rank stores.
-        said: their hashes on every replica.
-        topology: who is where.
-        speaks: whether that replica says so for this stage.
+        said: hashes of these variables on every replica.
+        topology: where the ranks are.
+        speaks: whether the replica prints a message for this stage.
 
     Raises:
-        StepError: replicas do not have the same ones.
+        StepError: replicas do not have the same variables.
     """
     root = _root()
     counts = [len(own) for own in said]

@@ -1,8 +1,9 @@
-"""What is known of a gradient: that a step returned it, and that it is averaged over the replicas.
+"""Marks on gradients, which say that a step returned them, and that they are averaged over the replicas.
 
-A list of a step's gradients is spread over the stages. A gradient is marked where a step's output gives it out. In a
-graph whatever is made of it is found by following inputs back; an eager tensor bears the mark itself, and what is made
-of it does not. That it is averaged is a mark on the very tensor in a graph too: what is made of it may be anything.
+A list of a step's gradients is spread over the stages. A gradient is marked when a step's output returns it. In a
+graph, what is made from it is recognised by following inputs back. An eager tensor bears the mark itself, and what is
+made from it does not. The mark of an average is on the tensor itself, also in a graph, since what is made from it may
+be anything.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def mark(value: Any) -> Any:
-    """Notes that a tensor, or sparse slices, are a gradient that a step returned, and gives them back."""
+    """Notes that a tensor, or sparse slices, are a gradient that a step returned, and returns them."""
     for tensor in _tensors(value):
         if hasattr(tensor, "numpy"):
             setattr(tensor, _MARK, True)
@@ -33,17 +34,17 @@ def mark(value: Any) -> Any:
 
 
 def comes_from_a_step(value: Any) -> bool:
-    """Returns whether a tensor, or sparse slices, are such a gradient or, in a graph, were made of one."""
+    """Returns whether a tensor, or sparse slices, are such a gradient or, in a graph, were made from one."""
     return any(getattr(t, _MARK, False) if hasattr(t, "numpy") else _made_of_marked(t) for t in _tensors(value))
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Where the gradient that a step's graph gives was made.
+    """Where a gradient in a step's graph was made.
 
     Args:
         behind: an op of that graph after which all tasks of the rank have ended, so that its weights may change.
-        bucket: the bucket in which it was averaged over the replicas; None where it was not.
+        bucket: the bucket in which it was averaged over the replicas; None where it was not averaged.
     """
 
     behind: tf.Operation
@@ -51,19 +52,19 @@ class Computed:
 
 
 def mark_averaged(gradient: Any) -> Any:
-    """Notes that a gradient is equal on all replicas that have it, and gives it back."""
+    """Notes that a gradient is equal on all replicas that have it, and returns it."""
     setattr(gradient, _AVERAGED, True)
     return gradient
 
 
 def mark_computed(gradient: Any, computed: Computed) -> Any:
-    """Notes where a gradient was made, on the very tensor; gives it back."""
+    """Notes on the tensor itself where a gradient was made, and returns it."""
     setattr(gradient, _COMPUTED, computed)
     return gradient
 
 
 def computed(gradient: Any) -> Computed | None:
-    """Returns where a gradient was made, if it comes right from a step in the graph that is being traced."""
+    """Returns where a gradient was made, if it comes directly from a step in the graph that is being traced."""
     found: Computed | None = getattr(gradient, _COMPUTED, None)
     return found if found is not None and found.behind.graph is tf.compat.v1.get_default_graph() else None
 
@@ -74,25 +75,25 @@ def is_averaged(value: Any) -> bool:
 
 
 def mark_rows(gradient: Any, rows: tuple[int, int]) -> Any:
-    """Notes that a gradient is that of some rows of a weight, from which to which, and gives it back."""
+    """Notes that a gradient is that of a range of a weight's rows, and returns it."""
     setattr(gradient, _ROWS, rows)
     return gradient
 
 
 def marked_rows(value: Any) -> tuple[int, int] | None:
-    """Returns the rows of a weight of which something is the gradient; None where it is that of the whole."""
+    """Returns the range of a weight's rows that a gradient is of; None where it is of the whole weight."""
     rows: tuple[int, int] | None = getattr(value, _ROWS, None)
     return rows
 
 
 def mark_unaveraged(gradient: Any) -> Any:
-    """Notes that a gradient is what this replica alone has computed, and gives it back."""
+    """Notes that a gradient is what this replica alone has computed, and returns it."""
     setattr(gradient, _UNAVERAGED, True)
     return gradient
 
 
 def is_unaveraged(value: Any) -> bool:
-    """Returns whether a tensor, or sparse slices, are a gradient that a step has left to be averaged."""
+    """Returns whether a tensor, or sparse slices, are a gradient that a step has left for others to average."""
     return getattr(value, _UNAVERAGED, False)
 
 
@@ -113,7 +114,7 @@ def _made_of_marked(tensor: tf.Tensor) -> bool:
             return True
         stack.extend(t for t in current.op.inputs if t.dtype != tf.resource)
         if not current.op.inputs:
-            # What a branch or a function sees of a tensor outside it.
+            # The placeholder by which a branch or a function sees an outside tensor.
             stack.extend(out for out, inner in getattr(graph, "captures", ()) if inner is current)
     return False
 

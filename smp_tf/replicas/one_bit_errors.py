@@ -1,11 +1,11 @@
-"""What one-bit averages have not sent yet of a list of weights: kept on each replica, in groups of limited bytes.
+"""The errors of one-bit averages: what each replica has not sent yet of a list of weights, in groups of limited bytes.
 
     weights   kernel, bias │ embedding      groups, in which they are averaged one after the other
     worker    of both      │ of it          what this replica wanted to send
     server    its part     │ its part       what it wanted to hand out, of the part that it averages
 
-These are variables of nobody: each replica has its own, so they are neither saved nor compared nor given to others. A
-training that goes on in a new process begins with zeros.
+These variables belong to no model. Each replica has its own, so they are neither saved nor compared nor given to
+others. A training that goes on in a new process begins with zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smp_tf.replicas import one_bit_sums, sums
 from smp_tf.replicas.one_bit_sums import BLOCK, BlockFormat, Errors
 from smp_tf.variables import store as variables
 
-#: Bytes of an element, of what is sent and of an error.
+#: Bytes of an element, as it is sent and as an error.
 _FLOAT = 4
 
 
@@ -33,10 +33,10 @@ class Group:
     """Weights that are averaged together.
 
     Args:
-        number: counts the groups of a list.
+        number: number of the group in its list.
         members: positions of the weights in the list.
-        form: how they lie in blocks.
-        errors: of this replica.
+        form: how the weights lie in blocks.
+        errors: errors of this replica.
     """
 
     number: int
@@ -45,12 +45,12 @@ class Group:
     errors: Errors
 
     def average(self, tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns the averages over the replicas of what they have for each member, one bit an element being sent.
+        """Returns the averages over the replicas of their tensors for each member. It sends one bit per element.
 
         Args:
-            tensors: of floats, one per member.
+            tensors: tensors of floats, one per member.
             name: unique name of the operations, equal on the ranks of the group.
-            handles: resource tensors of variables: the op comes after their earlier uses, and before later ones.
+            handles: resource tensors of variables. The op comes after their earlier uses, and before later ones.
 
         Returns:
             Tensors of float32, in the shapes of the given ones.
@@ -68,21 +68,21 @@ class ErrorFeedback:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all errors of this replica."""
+        """Returns the bytes of all errors of this replica."""
         errors = [group.errors for groups in self._groups.values() for group in groups]
         return sum(_FLOAT * v.shape.num_elements() for e in errors for v in (e.worker, e.server))
 
     def groups_of(self, weights: Sequence[tf.Variable]) -> list[Group]:
-        """Returns the groups of a list of weights: made, with zeros as errors, when it is first given since `smp.init`.
+        """Returns the groups of a list of weights. The first call since `smp.init` makes them, with zeros as errors.
 
         Args:
-            weights: the same in the same order on every replica.
+            weights: the weights, in the same order on every replica.
 
         Raises:
-            StepError: the shape of one is open.
+            StepError: the shape of a weight is unknown.
         """
         start = runtime.starts()
-        # Ranks that are replicas now may have been other ones, and have averaged other parts.
+        # In an earlier job the replicas may have been other ranks, and may have averaged other parts.
         self._groups = {key: groups for key, groups in self._groups.items() if key[0] == start}
         key = (start, *(weight.ref() for weight in weights))
         if key not in self._groups:
@@ -91,7 +91,7 @@ class ErrorFeedback:
 
 
 def errors_per_weight(replicas: int) -> float:
-    """Returns what errors take on a replica, in sizes of the weights: as much, and the part that it averages."""
+    """Returns the size of a replica's errors, in sizes of the weights: once all, and the part that it averages."""
     return 1.0 + 1.0 / replicas
 
 
@@ -105,7 +105,7 @@ def _grouped(weights: Sequence[tf.Variable]) -> list[Group]:
                 f"need a known shape. Received: {weight.name!r} of shape {weight.shape}. Give it one, or leave "
                 f'"gradient_compression": "1bit" out.'
             )
-        # Closed once it is full: a small bias travels with its kernel, however large that is.
+        # A group is closed only once it is full. So a small bias travels with its kernel, however large that is.
         if filled >= MOST_BYTES:
             groups.append([])
             filled = 0

@@ -1,11 +1,11 @@
-"""Sums gradients over replicas where each, or each of its rows, goes to the replica that updates its weight.
+"""Sums gradients over replicas where a gradient, or each of its rows, goes to the replica that updates the weight.
 
     replica 0   kernel table[0:40] │ bias table[40:]       alltoall     kernel + kernel', table[0:40] + table'[0:40]
     replica 1   kernel' table'[0:40] │ bias' table'[40:]   ─────────▶   bias + bias', table[40:] + table'[40:]
 
-That is the first half of an all-reduce, a reduce-scatter: with shared slots nobody else needs the sum, and what all
-replicas take afterwards is the new weight. A gradient of which each gets rows may be the largest there is; it goes in
-rounds, so that besides it there is little of what is sent and received:
+This is a reduce-scatter, the first half of an all-reduce. With shared slots no other replica needs the sum, and all
+replicas take the new weight afterwards. A gradient that is spread by rows may be the largest of all. It is sent in
+rounds, so that little of what is sent and received is in memory besides it:
 
     round 0   first half of table[0:40] │ first half of table[40:]       ┐ the round after the next begins
     round 1   second half of table[0:40] │ second half of table[40:]     ┘ when this one is added up
@@ -32,7 +32,7 @@ class Whole:
 
     Args:
         replica: which.
-        elements: of the gradient.
+        elements: number of elements of the gradient.
     """
 
     replica: int
@@ -44,35 +44,35 @@ class Rows:
     """Of a gradient each replica gets rows.
 
     Args:
-        borders: replica r gets those from borders[r] to borders[r + 1].
-        width: elements of one row.
+        borders: replica r gets the rows from borders[r] to borders[r + 1].
+        width: number of elements of one row.
     """
 
     borders: tuple[int, ...]
     width: int
 
     def of(self, replica: int) -> tuple[int, int]:
-        """Returns from which row to which a replica gets them."""
+        """Returns the first row that a replica gets, and the row after its last."""
         return self.borders[replica], self.borders[replica + 1]
 
     def rounds(self, nbytes: int) -> int:
-        """Returns in how many rounds they are sent.
+        """Returns the number of rounds in which the rows are sent.
 
         Args:
-            nbytes: of an element.
+            nbytes: bytes of an element.
         """
         most = max(stop - start for start, stop in itertools.pairwise(self.borders))
-        # No more than there are rows, or some would have none.
+        # There are no more rounds than rows, or some would have none.
         return min(most, max(1, -(-self.borders[-1] * self.width * nbytes // MOST_BYTES)))
 
     def part(self, replica: int, number: int, rounds: int) -> tuple[int, int]:
-        """Returns from which row to which a replica gets them in one of so many rounds."""
+        """Returns the rows that a replica gets in one of a number of rounds."""
         start, stop = self.of(replica)
         return start + (stop - start) * number // rounds, start + (stop - start) * (number + 1) // rounds
 
 
-#: Who gets the sum of a gradient: one replica, or each some rows of it. The same on all replicas, whatever they know of
-#: a tensor's shape before it is there.
+#: Who gets the sum of a gradient: one replica, or all replicas some rows each. It is the same on all replicas, whatever
+#: they know of a tensor's shape before it exists.
 Receiver = Whole | Rows
 
 
@@ -81,10 +81,10 @@ class Route:
     """How gradients travel to the replicas that receive them.
 
     Args:
-        replicas: their number.
-        replica: this one.
-        alltoall: given a vector, how many of its elements go to each replica in their order, and the number of the
-            round, gives what all replicas have for this one, one after the other.
+        replicas: number of replicas.
+        replica: number of this replica.
+        alltoall: takes a vector, how many of its elements go to each replica, in order, and the number of the round. It
+            returns what all replicas have for this one, one after the other.
     """
 
     replicas: int
@@ -94,12 +94,12 @@ class Route:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What of a tensor one replica receives in a round.
+    """The piece of a tensor that one replica receives in a round.
 
     Args:
-        whole: the tensor's place among those that are summed.
+        whole: position of the tensor among those that are summed.
         receiver: who gets the sum.
-        rows: from which to which; None: all of the tensor.
+        rows: the first row and the row after the last; None for all of the tensor.
     """
 
     whole: int
@@ -115,18 +115,18 @@ class _Piece:
 def sums_at_receivers(
     tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], kind: str | None, route: Route
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns the sums over the replicas of the tensors, or rows of them, that this one receives.
+    """Returns the sums over the replicas of the tensors, or rows of tensors, that this replica receives.
 
     Args:
-        tensors: of the same number, shapes and types on every replica.
-        receivers: of each.
-        kind: what they are sent as, "bf16" or "fp16": then they are added up in float32. None: as they are, all of one
-            type that Horovod sends.
-        route: sends.
+        tensors: tensors, equal in number, shapes and types on every replica.
+        receivers: the receiver of each tensor.
+        kind: the form in which they are sent. "bf16" and "fp16" are added up in float32. None sends them as they are;
+            all must be of one type that Horovod sends.
+        route: how the gradients travel.
 
     Returns:
-        The sums of those whose receiver is this replica, and this one's rows of those that all receive, in their order,
-        of the same types; and what was received, all of which is there when nothing is sent any more.
+        The sums of the tensors whose receiver is this replica, and this replica's rows of those that all receive, in
+        order and of the same types; and the received tensors. When all of these are there, nothing is sent any more.
     """
     found: dict[int, list[tf.Tensor]] = {
         whole: []
@@ -136,7 +136,7 @@ def sums_at_receivers(
     received: list[tf.Tensor] = []
     ends: list[list[tf.Tensor]] = []
     for number, pieces in enumerate(_rounds(tensors, receivers, route.replicas)):
-        # Two at a time: each takes memory.
+        # Two rounds go on at a time, since each takes memory.
         with tf.control_dependencies(ends[number - 2] if number >= 2 else []):
             sums, came = _sums_of(tensors, pieces, number, kind, route)
         received.append(came)
@@ -154,7 +154,7 @@ def _joined(parts: Sequence[tf.Tensor], whole: tf.Tensor) -> tf.Tensor:
 
 
 def _rounds(tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], replicas: int) -> list[list[_Piece]]:
-    """Returns the pieces of tensors, by the round in which they are sent: whole ones and small ones in the first."""
+    """Returns the pieces of tensors by the round in which they are sent. Whole and small ones are in the first."""
     found: list[list[_Piece]] = [[]]
     for whole, receiver in enumerate(receivers):
         if not isinstance(receiver, Rows):
@@ -172,7 +172,7 @@ def _rounds(tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], replica
 def _sums_of(
     tensors: Sequence[tf.Tensor], pieces: Sequence[_Piece], number: int, kind: str | None, route: Route
 ) -> tuple[dict[int, tf.Tensor], tf.Tensor]:
-    """Returns the sums of the pieces of a round that this replica receives, by their wholes; and what was received."""
+    """Returns the sums of a round's pieces for this replica, by their tensors' positions; and what was received."""
     summed_as = tf.float32 if kind is not None else tensors[0].dtype
     sent, own = [], []
     for replica in range(route.replicas):
@@ -184,14 +184,14 @@ def _sums_of(
     received = route.alltoall(tf.concat([part for part in sent if part is not None], axis=0), splits, number)
     if not own:
         return {}, received
-    # In the order of the replicas: the bits do not depend on who adds.
+    # They are added in the order of the replicas, so that the bits do not depend on who adds.
     total = tf.reduce_sum(decoded(tf.reshape(received, [route.replicas, -1]), kind), axis=0)
     parts = tf.split(total, tf.stack([tf.size(t) for _, t in own]), num=len(own))
     return {whole: _as_one(part, like) for part, (whole, like) in zip(parts, own, strict=True)}, received
 
 
 def _as_one(part: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Returns some elements in a row, in the shape and type of another tensor."""
+    """Returns elements of a row in the shape and type of another tensor."""
     return tf.cast(tf.ensure_shape(tf.reshape(part, tf.shape(like)), like.shape), like.dtype)
 
 

@@ -1,11 +1,11 @@
-"""Sparse gradients (`tf.IndexedSlices`) of a batch over all replicas: slices of every microbatch, one after the other.
+"""Joins sparse gradients (`tf.IndexedSlices`) of a batch over all replicas: slices of every microbatch in a row.
 
     replica 0   microbatches  3 7 │ 1     ──▶ rows 3 7 1 ──┐
     replica 1   microbatches  2   │ 7 7   ──▶ rows 2 7 7 ──┴──▶ rows 3 7 1 2 7 7 on both
 
-Every slice is multiplied by the weight of its microbatch, so that together they stand for the sum that a dense gradient
-is. Nothing is made dense, since a table of embeddings may be larger than all else, unless the slices of all replicas
-are more (`sum_of_slices`).
+Every slice is multiplied by the weight of its microbatch, so that together they stand for the weighted sum, as a dense
+gradient does. Nothing is made dense, since a table of embeddings may be larger than all else; unless the slices of all
+replicas are larger than the table (`sum_of_slices`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name
     Args:
         parts: the gradient for each microbatch of this replica.
         weights: the weight of each: numbers or scalar tensors.
-        name: unique name of the operation, equal on the ranks that run this stage.
+        name: unique name of the operation, equal on the ranks of this stage.
 
     Returns:
-        The slices of all replicas, or the rows of their sum, see `sum_of_slices`: the same on each.
+        The slices of all replicas, or the rows of their sum, as `sum_of_slices` returns them. They are the same on
+        each.
     """
-    # One step's come after the last one's: they have the same names.
+    # The operations of one step come after those of the step before, since they have the same names.
     handles = [] if tf.executing_eagerly() else [order().handle]
     return sum_of_slices(own_weighted_sum(parts, weights), name, handles)
 

@@ -1,17 +1,17 @@
-"""The sum over replicas of sparse slices, sent as slices or as a table, whichever is less.
+"""Sums sparse slices over replicas, sent as slices or as a table, whichever is smaller.
 
     replica 0   rows 3 7 ──┐ gathered      rows 3 7 2 7 7   while all slices together are few
     replica 1   rows 2 7 7 ┴──────▶
     replica 0   table ──┐ added up         rows 2 3 7       when they are more than twice the table: a ring sends
     replica 1   table ──┴─────────▶                         what is gathered once, and what is added up twice
 
-What comes back are slices in both cases: rows that no replica has touched are left out, so an optimizer that leaves
-such rows alone does so on many slices as on few. How many there are depends on the batch, and each replica has its own:
-they tell each other first, so that all choose alike.
+The result is slices in both cases. Rows that no replica has touched are left out, so an optimizer that skips such rows
+does so in both cases. The number of slices depends on the batch, and each replica has its own. They tell each other
+their numbers first, so that all make the same choice.
 
-Where there is a GPU, what was gathered is added up row by row on the host, for all replicas in one order. A GPU adds
-slices of one row in the order in which they happen to come: an optimizer that did it there would round otherwise on
-each replica, and their weights would drift apart.
+Where there is a GPU, gathered slices are added up row by row on the host, in the same order on all replicas. A GPU adds
+slices of one row in no fixed order. An optimizer that added them there would round differently on each replica, and the
+weights would drift apart.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from smp_tf.pipeline.run.host import HOST, has_device
 from smp_tf.replicas import sums
 from smp_tf.replicas.two_byte_floats import COMPRESSED
 
-#: Bytes of an element of what is compressed, as all but one bit an element are.
+#: Bytes of a compressed element, for all kinds of compression but one bit.
 _COMPRESSED_SIZE = 2
-#: Says of a row whether it was touched.
+#: The number that says that a row was touched.
 _TOUCHED = tf.int32
 
 
 def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = ()) -> tf.IndexedSlices:
-    """Returns the slices that stand for the sum over the replicas of the tensors that the slices of each stand for.
+    """Returns slices for the sum over the replicas of the tensors that the slices of each replica stand for.
 
     Args:
-        slices: of this replica; any number of them.
+        slices: any number of slices of this replica.
         name: unique name of the operation, equal on the ranks of the group.
-        handles: resource tensors of variables, some of them within a function: the op comes after their earlier uses,
-            and is done before later ones.
+        handles: resource tensors of variables, at least one within a function. The op comes after their earlier uses,
+            and ends before later ones.
 
     Returns:
-        The slices of all replicas, in their order (with a GPU a row only once), or the rows of their sum, in order;
-        the slices themselves where there is one replica.
+        The slices of all replicas, in their order (with a GPU each row once), or the rows of their sum, in order. With
+        one replica they are the slices themselves.
     """
     if runtime.current().process_sets.dp is None:
         return slices
@@ -68,7 +68,7 @@ def _parts(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _is_table_less(slices: tf.IndexedSlices, total: tf.Tensor) -> tf.Tensor:
-    """Returns whether less is sent where the table is added up, given how many slices all replicas have together."""
+    """Returns whether adding up the table sends less, given the number of slices of all replicas."""
     dtype = slices.values.dtype
     width = tf.cast(tf.reduce_prod(tf.shape(slices.values)[1:]), tf.int64)
     slice_bytes = width * dtype.size + slices.indices.dtype.size
@@ -78,7 +78,7 @@ def _is_table_less(slices: tf.IndexedSlices, total: tf.Tensor) -> tf.Tensor:
 
 
 def _summed_as(dtype: tf.DType) -> tf.DType:
-    """Returns the rows of many slices are added up in no less than four bytes."""
+    """Returns the type in which the rows of many slices are added up, of at least four bytes."""
     return tf.float32 if dtype.size < 4 else dtype
 
 
@@ -94,8 +94,8 @@ def _added_up(slices: tf.IndexedSlices, name: str, handles: Sequence[Any]) -> tf
     values = tf.cast(slices.values, _summed_as(dtype))
     table = tf.math.unsorted_segment_sum(values, slices.indices, rows)
     touched = tf.math.unsorted_segment_max(tf.ones_like(slices.indices, _TOUCHED), slices.indices, rows)
-    # The largest of no elements is the least number there is. Apart from the table, whose values have a scale of their
-    # own where they are compressed.
+    # The maximum of no elements is the smallest number of the type. This is sent apart from the table, since compressed
+    # values have their own scale.
     touched = tf.maximum(touched, 0)
     [total] = sums.sum_gradients([table], f"{name}_table", handles=handles)
     [anywhere] = sums.sum_over_replicas([touched], f"{name}_touched", handles=handles)

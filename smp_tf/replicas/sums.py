@@ -1,4 +1,4 @@
-"""Sums over replicas: over the ranks that hold the same stage, once per step and dtype."""
+"""Sums over replicas, that is over the ranks that hold the same stage, once per step and dtype."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from smp_tf.replicas.reduce_scatter import Receiver, Route, Rows, Whole, sums_at
 from smp_tf.replicas.two_byte_floats import COMPRESSED
 from smp_tf.variables import assigned_values
 
-#: With more elements together, tensors are not put in a row: they are counted as int32 there.
+#: The most elements of tensors in a row, since they are counted as int32.
 _MOST_ELEMENTS = 1 << 30
-#: Of one gradient a replica receives at most so many bytes from all others together.
+#: The most bytes of one gradient that a replica receives from all others together.
 _MOST_RECEIVED = 256 << 20
-#: Types whose sums are made in equal parts on the host, and what these are sent as.
+#: Types whose sums are made in equal parts on the host, and the forms in which they are sent.
 IN_PARTS = {tf.float32: None, tf.float64: None, tf.bfloat16: "bf16", tf.float16: "fp16"}
 
 
 def reduction_name(known_as: str) -> str:
     """Returns the name under which the gradients of a step function are reduced, the same for all of its programs.
 
-    Replicas with batches of other sizes run programs of other numbers.
+    The name needs no program number, since replicas with batches of other sizes run programs of other numbers.
 
     Args:
-        known_as: what the step function is known by, on all ranks.
+        known_as: what the step function is known by on all ranks.
     """
     return f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', known_as)}"
 
@@ -50,14 +50,14 @@ def sum_over_replicas(
     """Returns the sums over the replicas of tensors that every rank of this stage's group has.
 
     Args:
-        tensors: dense tensors, the same number, shapes and types on every rank of the group.
+        tensors: dense tensors, equal in number, shapes and types on every rank of the group.
         name: unique name of the operation, equal on those ranks.
-        compression: how those of a type in `wire_compression.COMPRESSED` are sent; None: as they are.
-        offload: add them up in the host's memory, and those of a type in `IN_PARTS` in parts of equal bytes.
-        handles: resource tensors of variables: the op comes after their earlier uses, and is done before later ones.
+        compression: how tensors of a type in `wire_compression.COMPRESSED` are sent; None for as they are.
+        offload: whether to add them up in the host's memory, and those of a type in `IN_PARTS` in parts of equal bytes.
+        handles: resource tensors of variables. The op comes after their earlier uses, and ends before later ones.
 
     Returns:
-        The sums; the tensors themselves where there is one replica.
+        The sums. With one replica they are the tensors themselves.
     """
     running = runtime.current()
     replicas = running.topology.replicas
@@ -79,7 +79,7 @@ def sum_over_replicas(
 
 
 def _elements(tensors: Sequence[tf.Tensor]) -> int:
-    """Returns how many elements tensors have together, as far as it is known before they are there."""
+    """Returns how many elements tensors have together, as far as it is known before they exist."""
     return sum(tensor.shape.num_elements() or 0 for tensor in tensors)
 
 
@@ -88,8 +88,8 @@ class _InParts:
     """How tensors of a type are summed in equal parts.
 
     Args:
-        name: for the operation.
-        kind: what they are sent as, see `equal_parts.sums_in_parts`.
+        name: name for the operation.
+        kind: the form in which they are sent, as `equal_parts.sums_in_parts` takes it.
     """
 
     name: str
@@ -97,19 +97,19 @@ class _InParts:
 
 
 def _way(dtype: tf.DType, compression: str | None, offload: bool) -> _InParts | None:
-    """Returns how tensors of a type are summed; None: by Horovod."""
+    """Returns how tensors of a type are summed in equal parts; None where Horovod sums them."""
     if compression is not None and dtype in COMPRESSED:
         return _InParts(compression, compression)
     return _InParts(dtype.name, IN_PARTS[dtype]) if offload and dtype in IN_PARTS else None
 
 
 def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[Any] = ()) -> list[tf.Tensor]:
-    """Returns the sums over the replicas of gradients, as the configuration has them sent and added up.
+    """Returns the sums of gradients over the replicas, sent and added up as the configuration says.
 
     Args:
-        tensors: dense, the same number, shapes and types on every rank of the group.
+        tensors: dense tensors, equal in number, shapes and types on every rank of the group.
         name: unique name of the operation, equal on those ranks.
-        handles: resource tensors of variables: the op comes after their earlier uses, and is done before later ones.
+        handles: resource tensors of variables. The op comes after their earlier uses, and ends before later ones.
 
     Returns:
         The sums.
@@ -122,15 +122,15 @@ def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[
 def sum_gradients_at(
     tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver | None], name: str
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Sums gradients over the replicas, each for one replica or in rows, sent as the configuration has it.
+    """Sums gradients over the replicas, each for one replica or by rows, and sent as the configuration says.
 
     Args:
-        tensors: dense, alike on every rank of the group; those with a receiver are of a type in `IN_PARTS`.
-        receivers: of each, who gets its sum; None: all get it.
+        tensors: dense tensors, alike on every rank of the group. Those with a receiver are of a type in `IN_PARTS`.
+        receivers: who gets the sum of each tensor; None for all.
         name: unique name of the operation, equal on the ranks of the group.
 
     Returns:
-        The sums that this replica gets, in order; and what it has received, to wait for.
+        The sums that this replica gets, in order; and the tensors that it has received, to wait for.
     """
     running = runtime.current()
     config, replica = running.config, running.topology.replica
@@ -162,13 +162,13 @@ def sum_gradients_at(
 
 
 def _is_large(tensor: tf.Tensor, receiver: Receiver) -> bool:
-    """Returns whether a gradient is summed in a ring: its receiver would have it as often as replicas are."""
+    """Returns whether a gradient is summed in a ring, since its receiver would hold a copy of every replica's."""
     replicas = runtime.current().topology.replicas
     return isinstance(receiver, Whole) and receiver.elements * tensor.dtype.size * replicas > _MOST_RECEIVED
 
 
 def _is_for(replica: int, receiver: Receiver | None) -> bool:
-    """Returns whether a replica gets a sum, or rows of it."""
+    """Returns whether a replica gets a sum, or rows of one."""
     return not isinstance(receiver, Whole) or receiver.replica == replica
 
 
@@ -185,9 +185,9 @@ def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
     """Returns how parts travel among the replicas of this rank's stage.
 
     Args:
-        replicas: their number.
+        replicas: number of replicas.
         name: unique name of the operations, equal on the ranks of the group.
-        handles: resource tensors of variables: the op comes after their earlier uses, and is done before later ones.
+        handles: resource tensors of variables. The op comes after their earlier uses, and ends before later ones.
     """
     group = runtime.current().process_sets.dp
 
@@ -201,11 +201,11 @@ def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
 
 
 def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: str) -> None:
-    """Gives variables of this rank the values that they have on another replica; every replica calls it, eagerly.
+    """Gives variables of this rank their values on another replica. Every replica calls it, eagerly.
 
     Args:
-        variables: the same on all replicas, in the same order.
-        root: world rank of the one whose values are taken.
+        variables: the variables, in the same order on all replicas.
+        root: world rank of the rank whose values are taken.
         name: unique name of the operation, equal on all replicas.
     """
     running = runtime.current()
@@ -221,12 +221,12 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
 
 
 def _value_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
-    """Returns what another replica has in place of a tensor, eagerly."""
+    """Returns another replica's value of a tensor, eagerly."""
     return collectives().broadcast(value, root, runtime.current().process_sets.dp, name)
 
 
 def _text_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
-    """Returns the same of texts, which may have other lengths there."""
+    """Returns another replica's value of texts, whose lengths may differ."""
     own = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
     length = _value_of(tf.size(own), root, f"{name}_length")
     if runtime.current().topology.rank != root:

@@ -1,6 +1,6 @@
-"""What gradients are sent as, in two bytes an element.
+"""Forms in which gradients are sent, with two bytes per element.
 
-bfloat16 has the range of float32; float16, with more digits and a small range, has an exponent per row, which travels
+bfloat16 has the range of float32. float16 has more digits and a small range, so each row has an exponent, which travels
 after it.
 """
 
@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-#: Types of gradients that are sent so; Horovod sends bfloat16 as float32, and adds float16 up as it is.
+#: Types of gradients that are sent in this way. Horovod sends bfloat16 as float32, and adds float16 up as it is.
 COMPRESSED = (tf.float32, tf.bfloat16, tf.float16)
-#: Scaled, the largest value of a row is at most 2 to this power; float16 ends below 2^16.
+#: The largest value of a scaled row is at most 2 to this power, since float16 ends below 2^16.
 _MOST = 15.0
-#: No exponent is smaller: 2 to the opposite of it is a float32.
+#: The smallest exponent. 2 to its opposite is still a float32.
 _LEAST = -100.0
 
 
 def encoded(rows: tf.Tensor, kind: str | None) -> tf.Tensor:
-    """Returns the rows as they are sent.
+    """Returns the rows in the form in which they are sent.
 
     Args:
-        rows: of float32; of any type where `kind` is None.
+        rows: rows of float32, or of any type where `kind` is None.
         kind: "bf16" or "fp16"; None to leave them as they are.
 
     Returns:
-        Rows of uint16, which Horovod sends whatever they mean.
+        Rows of uint16, which Horovod sends whatever they stand for.
     """
     if kind is None:
         return rows
     if kind == "bf16":
         return tf.bitcast(tf.cast(rows, tf.bfloat16), tf.uint16)
-    # What is not finite stays so, and leaves the scale of the others alone; zeros have any.
+    # Values that are not finite stay so, and do not change the scale of the others. Zeros have any scale.
     finite = tf.where(tf.math.is_finite(rows), tf.abs(rows), 0.0)
     largest = tf.reduce_max(finite, axis=1, keepdims=True)
     usual = tf.where(largest > 0.0, largest, 1.0)
@@ -40,11 +40,11 @@ def encoded(rows: tf.Tensor, kind: str | None) -> tf.Tensor:
 
 
 def decoded(rows: tf.Tensor, kind: str | None) -> tf.Tensor:
-    """Returns what `encoded` has made rows of.
+    """Returns the rows that `encoded` has encoded.
 
     Args:
-        rows: as they were sent.
-        kind: as it was given to `encoded`.
+        rows: rows in the form in which they were sent.
+        kind: the kind that was given to `encoded`.
     """
     if kind is None:
         return rows

@@ -1,11 +1,11 @@
-"""Gradients that a step leaves as each replica has computed them, for an optimizer that exchanges something else.
+"""Handles gradients that a step leaves unaveraged, for an optimizer that exchanges something else.
 
     gradient_compression     the step gives                   the optimizer
     none, bf16, fp16         averages over the replicas       any; it sends nothing
     1bit                     this replica's, to be averaged   OneBitAdam, OneBitLAMB: sends gradients during its
                                                               warm-up, and compressed momenta afterwards
 
-They are scaled so that their plain average over the replicas is that of all samples, whatever shares replicas have.
+They are scaled so that their plain average over the replicas is that of all samples, whatever the shares of replicas.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def are_left() -> bool:
 
 
 def require_averaged(gradients: Iterable[Any], what: str) -> None:
-    """Raises where gradients are a step's, and it has not averaged them.
+    """Raises an error where gradients are from a step that has not averaged them.
 
     Args:
         gradients: tensors, sparse slices or None.
-        what: is about to average them, for the message.
+        what: words for what is about to average them, for the message.
 
     Raises:
-        StepError: one of them is.
+        StepError: one of them is from such a step.
     """
     if are_left() and any(g is not None and not is_averaged(g) and comes_from_a_step(g) for g in gradients):
         raise StepError(
@@ -47,15 +47,15 @@ def require_averaged(gradients: Iterable[Any], what: str) -> None:
 
 
 def require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool) -> None:
-    """Raises where an optimizer would apply what each replica has of a gradient, so that their weights drift apart.
+    """Raises an error where an optimizer would apply each replica's own gradient, so that weights would drift apart.
 
     Args:
-        optimizer: that is about to apply gradients.
+        optimizer: the optimizer that is about to apply gradients.
         pairs: gradients, or None, and variables.
         averages: whether the optimizer itself averages over the replicas.
 
     Raises:
-        StepError: it is none of those that do, or cannot where it is called.
+        StepError: the optimizer does not average, or cannot do so where it is called.
     """
     if not are_left():
         return
@@ -86,5 +86,5 @@ def require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool
 
 
 def _is_of_a_step(gradient: Any, variable: Any) -> bool:
-    """Returns whether a gradient was made of one that a step has returned; that of a model's weight always was."""
+    """Returns whether a gradient was made from one that a step has returned. That of a model's weight always was."""
     return variables.store_of(variable) is not None or comes_from_a_step(gradient)

@@ -1,1 +1,1 @@
-"""Who stores a weight, when it gets its value, and how weights of other ranks are read."""
+"""Decides who stores a weight and when it gets its value, and reads weights of other ranks."""

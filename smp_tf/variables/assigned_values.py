@@ -1,12 +1,12 @@
-"""What a script assigns to variables of models outside its steps: all ranks say it, one takes it, and they compare.
+"""Values that a script assigns to models' variables outside its steps: one rank takes them, and all compare.
 
     every rank       model.kl_weight.assign(0.5)
     its owner        takes it, and notes it            ┐ compared where all ranks meet anyway: when the callbacks of
     other ranks      leave it out, and note that       ┘ fit have run, and when weights or a checkpoint are saved
 
-A rank may assign to what it stores without the others. So only a variable that some rank has left out is compared,
-and notes are hashes. Before the first step, and of what optimizers, `load_weights` and `set_weights` assign, nothing is
-noted.
+A rank may assign without the others to what it stores. So only a variable that some rank has left out is compared.
+Notes are hashes. Nothing is noted before the first step, nor of what optimizers, `load_weights` and `set_weights`
+assign.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from smp_tf.job_state import JobState
 from smp_tf.partition.layout import Layout
 from smp_tf.variables.state import VariableState
 
-#: Of variables that ranks differ in, so many are named.
+#: How many variables are named that ranks differ in.
 _MOST_NAMES = 5
 
-#: What a rank has noted of variables, by their places and names, such as "3 net/dense/kernel": two models may have
-#: variables of one name. How many values were assigned since ranks compared them, a hash over these, and which stage
-#: stores the variable.
+#: A rank's notes, by the place and name of a variable, such as "3 net/dense/kernel", since two models may have
+#: variables with the same name. A note is how many values were assigned since ranks compared them, a hash of these, and
+#: the stage that stores the variable.
 Notes = dict[str, tuple[int, str, int]]
 
 
@@ -44,7 +44,7 @@ _in_force = _InForce()
 
 @contextlib.contextmanager
 def unnoted() -> Iterator[None]:
-    """Notes nothing within its context: it is smp_tf, or an optimizer, that assigns."""
+    """Notes nothing within its context, since smp_tf or an optimizer assigns there."""
     before, _in_force.is_quiet = _in_force.is_quiet, True
     try:
         yield
@@ -65,11 +65,11 @@ def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_l
     """Notes that the script assigns to a variable of a model, outside any graph.
 
     Args:
-        state: of the variable; it is known who stores it.
+        state: state of the variable, whose owner is known.
         method: the method of `tf.Variable` that was called.
-        given: what it was given.
-        dtype: of the variable.
-        is_left_out: whether that is another rank's, so that nothing is assigned here.
+        given: the arguments of the call.
+        dtype: type of the variable.
+        is_left_out: whether the variable is another rank's, so that nothing is assigned here.
     """
     running = runtime.current_or_none()
     if _in_force.is_quiet or running is None or running.topology.stages == 1:
@@ -84,18 +84,18 @@ def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_l
 
 
 def left_out() -> Notes:
-    """Returns what this rank has left out since ranks compared it last."""
+    """Returns what this rank has left out since the last comparison."""
     return _noted().left_out
 
 
 def compare(left: Sequence[Mapping[str, Sequence[Any]]]) -> None:
-    """Raises where ranks have not been given the same values; all ranks of the world call it.
+    """Raises an error where ranks were not given the same values. All ranks of the world call it.
 
     Args:
-        left: what each rank has left out, in order.
+        left: what each rank has left out, in rank order.
 
     Raises:
-        RankMismatchError: a variable's owner was not given what another rank has left out; the message names both.
+        RankMismatchError: a variable's owner was not given what another rank has left out. The message names both.
     """
     keys = sorted({key for notes in left for key in notes}, key=lambda key: int(key.partition(" ")[0]))
     noted = _noted()
@@ -113,7 +113,7 @@ def compare(left: Sequence[Mapping[str, Sequence[Any]]]) -> None:
 def _difference(
     key: str, left: Sequence[Mapping[str, Sequence[Any]]], taken: Sequence[Mapping[str, Sequence[Any]]]
 ) -> str:
-    """Returns which rank has left out something else than an owner was given, in words; "" where none has."""
+    """Returns words for a rank that left out something else than an owner was given; "" where none did."""
     topology = runtime.current().topology
     for rank, notes in enumerate(left):
         if key not in notes:
@@ -144,7 +144,7 @@ def _in_words(differences: Sequence[str]) -> str:
 
 
 def _hash(value: Any, dtype: tf.DType) -> int:
-    # Besides texts there may be numbers, which say where they go.
+    # Besides texts there may be numbers, which say where the texts go.
     is_text = dtype == tf.string
     tensor = tf.convert_to_tensor(value) if is_text or tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
     return int(content_hash(tensor)[0])

@@ -1,4 +1,4 @@
-"""Weights that other ranks store, fetched one at a time: by the one rank that writes a file, or by all.
+"""Fetches weights that other ranks store, one at a time, for the one rank that writes a file, or for all.
 
 writer (rank 0)                                     owners of other stages
 reads a foreign variable ── "number 7" ──▶          sends the value of number 7
@@ -32,13 +32,13 @@ WRITER = 0
 
 
 def write_with_all_weights(model: SplitModel, doing: str, write: Callable[[], None]) -> None:
-    """Runs a function on one rank that may read every weight of a model; all ranks must call this.
+    """Runs on one rank a function that may read every weight of a model. All ranks must call this.
 
     No rank holds more than one foreign weight at a time, unless the function keeps them.
 
     Args:
         model: a distributed model that has run a step.
-        doing: what is done, after "the beginning of"; the same on all ranks.
+        doing: words for what is done, to follow "the beginning of"; the same on all ranks.
         write: what rank 0 runs.
 
     Raises:
@@ -48,7 +48,7 @@ def write_with_all_weights(model: SplitModel, doing: str, write: Callable[[], No
     weights = adapter.layers().variables_of(model)
     holders = _holders(model, weights)
     rank = runtime.current().topology.rank
-    # Nothing is written or sent before all have come: a rank that never comes may wait in a step for this one.
+    # Nothing is written or sent before all have come, since a rank that never comes may wait in a step for this one.
     assigned_values.compare(allgather_json(assigned_values.left_out(), name=f"the beginning of {doing}"))
     failure: Exception | None = None
     if rank == WRITER:
@@ -68,11 +68,11 @@ def write_with_all_weights(model: SplitModel, doing: str, write: Callable[[], No
 
 
 def owner_ranks(model: SplitModel, weights: Sequence[Any], rank: int) -> list[int | None]:
-    """Returns the ranks of a replica that store each of a model's weights; None for one that every rank stores.
+    """Returns the rank of a replica that stores each of a model's weights; None for a weight that every rank stores.
 
     Args:
         model: a distributed model that has run a step.
-        weights: some of its variables.
+        weights: some of the model's variables.
         rank: a rank of the replica.
 
     Raises:
@@ -120,10 +120,10 @@ def meet(doing: str) -> None:
     """Returns when all ranks of the replica have come to read a weight.
 
     Args:
-        doing: what they do; the same on all of them.
+        doing: words for what they do, the same on all of them.
 
     Raises:
-        RankMismatchError: not every rank comes to it.
+        RankMismatchError: not every rank comes.
     """
     try:
         barrier(CommGroup.PP_GROUP, name=doing)
@@ -136,13 +136,13 @@ def meet(doing: str) -> None:
 
 
 def told_by(owner: int, ranks: Sequence[int], like: Any, value: Callable[[], Any]) -> np.ndarray:
-    """Returns a value that one rank has, on all ranks of a group, which all come here.
+    """Returns one rank's value on all ranks of a group. All of them call it.
 
     Args:
         owner: the rank that has it.
         ranks: the group.
-        like: of the value's shape and dtype.
-        value: gives it, on that rank.
+        like: an object with the value's shape and dtype.
+        value: returns the value, on that rank.
     """
     rank = runtime.current().topology.rank
     if rank != owner:
@@ -158,14 +158,14 @@ _TOLD = tag_of("weight told to all")
 
 
 def transport() -> Transport:
-    """Returns the connection to the other ranks, where there are any."""
+    """Returns the connection to the other ranks, if there are any."""
     found = runtime.current().transport
     assert found is not None, "a weight that another rank holds means there is another rank"
     return found
 
 
 def as_bytes(value: Any) -> np.ndarray:
-    """Returns the memory of a variable, or of an array, as it travels."""
+    """Returns the memory of a variable, or of an array, in the form in which it travels."""
     array = value.numpy() if tf.is_tensor(value) else value
     if isinstance(array, bytes) or array.dtype == object:
         array = np.frombuffer(tf.io.serialize_tensor(tf.constant(array, tf.string)).numpy(), np.uint8)
@@ -173,12 +173,12 @@ def as_bytes(value: Any) -> np.ndarray:
 
 
 def as_array(data: memoryview, like: Any) -> np.ndarray:
-    """Returns what `as_bytes` made, as an array of the shape and type of a variable."""
+    """Returns the array that `as_bytes` was made from, with the shape and type of a variable."""
     if like.dtype.base_dtype == tf.string:
         return np.array(tf.io.parse_tensor(bytes(data), tf.string).numpy(), object).reshape(like.shape)
     return np.frombuffer(data, like.dtype.base_dtype.as_numpy_dtype).reshape(like.shape)
 
 
 def as_tensor(data: memoryview, like: Any) -> tf.Tensor:
-    """Returns what `as_bytes` made, as a tensor of the shape and type of a variable."""
+    """Returns the tensor that `as_bytes` was made from, with the shape and type of a variable."""
     return tf.constant(as_array(data, like), like.dtype.base_dtype)

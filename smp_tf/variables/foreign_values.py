@@ -1,7 +1,7 @@
-"""Reading and writing weights that other ranks store: an error, except while files of weights are written or read.
+"""Decides what reading and writing weights of other ranks does: an error, except with files of weights.
 
-While a rank writes a file of all weights, it fetches each foreign one as it reads it (`fetched_by`). While all ranks
-read such a file, each leaves out what it does not store (`left_out`), without reading it from the file.
+While a rank writes a file of all weights, it fetches each foreign weight when it reads it (`fetched_by`). While all
+ranks read such a file, each leaves out what it does not store (`left_out`), without reading it from the file.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _in_force = _InForce()
 
 @contextlib.contextmanager
 def fetched_by(fetch: Callable[[Any], Any]) -> Iterator[None]:
-    """Lets a variable without a value here be read, within its context.
+    """Lets variables without a value here be read within its context.
 
     Args:
-        fetch: gives the value of a variable, as a tensor.
+        fetch: returns the value of a variable, as a tensor.
     """
     before = _in_force.fetch
     _in_force.fetch = fetch
@@ -45,13 +45,13 @@ def fetched_by(fetch: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def fetch() -> Callable[[Any], Any] | None:
-    """Returns how to get the value of a variable that another rank stores; None where reading it is an error."""
+    """Returns the function that gets the value of a variable of another rank; None where reading it is an error."""
     return _in_force.fetch
 
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
-    """Leaves out, within its context, assignments to variables that another rank stores."""
+    """Leaves out assignments to variables that another rank stores, within its context."""
     before = _in_force.leaves_out
     _in_force.leaves_out = True
     try:
@@ -66,16 +66,16 @@ def leaves_out() -> bool:
 
 
 def later(value: Any, dtype: tf.DType) -> Callable[[], Any]:
-    """Returns a function that gives a value when it is wanted, without holding what can be read from its file again.
+    """Returns a function that returns a value later. It holds nothing that can be read from its file again.
 
-    It raises a `CheckpointError` where that file is another one by then.
+    It raises a `CheckpointError` where the file has changed by then.
 
     Args:
         value: a tensor, an array, or a dataset of an HDF5 file that may be closed by then.
-        dtype: what a value that is neither becomes.
+        dtype: the type for a value that is none of these.
     """
     if not isinstance(value, h5py.Dataset):
-        # Like an assignment, this takes the value as it is now.
+        # Like an assignment, this takes the present value.
         kept = np.array(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value, dtype)
         return lambda: kept
     name, archive = value.name, adapter.archives().archive_of(value)
@@ -84,7 +84,7 @@ def later(value: Any, dtype: tf.DType) -> Callable[[], Any]:
         return lambda: noted.read(lambda: _from_archive(archive, name))
     path = os.path.abspath(value.file.filename)
     if not os.path.isfile(path):
-        # HDF5 in memory, or in a stream: it may be gone by then.
+        # HDF5 in memory, or in a stream, may be gone by then.
         read = np.asarray(value)
         return lambda: read
     noted = NotedFiles(path)
@@ -92,7 +92,7 @@ def later(value: Any, dtype: tf.DType) -> Callable[[], Any]:
 
 
 def as_array(value: Any) -> Any:
-    """Returns a value that TensorFlow can take, read from its file where it is one of a file."""
+    """Returns a value that TensorFlow can take. It reads one that is in a file."""
     return np.asarray(value) if isinstance(value, h5py.Dataset) else value
 
 

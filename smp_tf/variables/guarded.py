@@ -33,7 +33,7 @@ _tracing = _Tracing()
 
 @contextlib.contextmanager
 def tracing_step() -> Iterator[None]:
-    """Lets graphs read variables without storage, within its context: nothing runs, a graph is being written."""
+    """Lets graphs read variables without storage within its context, since a graph is written and nothing runs."""
     before = _tracing.depth
     _tracing.depth = before + 1
     try:
@@ -44,7 +44,7 @@ def tracing_step() -> Iterator[None]:
 
 @contextlib.contextmanager
 def made_at_once() -> Iterator[None]:
-    """Lets models make variables with their value, within its context, for code that uses them before a plan."""
+    """Lets models make variables with their values within its context, for code that uses them before a plan."""
     before = _tracing.made_at_once
     _tracing.made_at_once = True
     try:
@@ -54,7 +54,7 @@ def made_at_once() -> Iterator[None]:
 
 
 def is_made_at_once() -> bool:
-    """Returns whether models make variables with their value now."""
+    """Returns whether models make variables with their values now."""
     return _tracing.made_at_once
 
 
@@ -97,7 +97,7 @@ def _check_fits(variable: Any, value: Any) -> None:
 
 
 def _check_saved(variable: Any) -> None:
-    # While the structure of a model is written its values are left out on purpose.
+    # While the structure of a model is written, its values are left out on purpose.
     state: VariableState = variable.smp_state
     if state.has_value or _tracing.depth:
         return
@@ -111,9 +111,9 @@ def _check_saved(variable: Any) -> None:
 
 
 def _take_from_checkpoint(variable: Any, value: tf.Tensor) -> bool:
-    """Notes what TensorFlow reads from a checkpoint for a variable that nobody stores yet: its initial value.
+    """Takes what TensorFlow reads from a checkpoint as the initial value of a variable that nobody stores yet.
 
-    That is how Keras's `load_model` and `load_weights` give a model its values that is built by a function, or in the
+    In this way Keras's `load_model` and `load_weights` give values to a model that is built by a function, or in the
     constructor of a subclass.
     """
     if variable.smp_state.has_value or variable.smp_state.owner is not None:
@@ -126,7 +126,7 @@ _Checked: Any = tf_internals.checked_in_checkpoints(_check_saved, _take_from_che
 
 
 class _Guarded(_Checked):
-    """What a variable of a distributed model does before it is read or written: check that this rank stores it."""
+    """A variable of a distributed model, which checks before each read or write that this rank stores it."""
 
     smp_state: VariableState
 
@@ -138,19 +138,19 @@ class _Guarded(_Checked):
         return super()._read_variable_op(*args, **kwargs)
 
     def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what `tf.Variable.sparse_read` does; an error on a rank that does not store the variable."""
+        """Does what `tf.Variable.sparse_read` does. It is an error on a rank that does not store the variable."""
         _check_readable(self, "read")
         return super().sparse_read(*args, **kwargs)
 
     def gather_nd(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what `tf.Variable.gather_nd` does; an error on a rank that does not store the variable."""
+        """Does what `tf.Variable.gather_nd` does. It is an error on a rank that does not store the variable."""
         _check_readable(self, "read")
         return super().gather_nd(*args, **kwargs)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Does what `tf.Variable.assign` does; left out on a rank that does not store the variable.
+        """Does what `tf.Variable.assign` does, except on a rank that does not store the variable.
 
-        Before it is decided who stores it, the value takes the place of the initial one.
+        Before it is decided who stores it, the value replaces the initial one.
         """
         if not self.smp_state.has_value and self.smp_state.owner is None and tf.executing_eagerly():
             _check_fits(self, value)
@@ -162,14 +162,14 @@ class _Guarded(_Checked):
         return super().assign(foreign_values.as_array(value), *args, **kwargs)
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """Does what `tf.Variable.assign_add` does; left out on a rank that does not store the variable."""
+        """Does what `tf.Variable.assign_add` does, except on a rank that does not store the variable."""
         if _leaves_out(self, "assign_add", (delta,)):
             _check_fits(self, delta)
             return self
         return super().assign_add(delta, *args, **kwargs)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """Does what `tf.Variable.assign_sub` does; left out on a rank that does not store the variable."""
+        """Does what `tf.Variable.assign_sub` does, except on a rank that does not store the variable."""
         if _leaves_out(self, "assign_sub", (delta,)):
             _check_fits(self, delta)
             return self
@@ -177,12 +177,12 @@ class _Guarded(_Checked):
 
 
 def _leaves_out(variable: Any, method: str, given: tuple[Any, ...]) -> bool:
-    """Returns whether an assignment is the business of another rank; it is noted, here and there.
+    """Returns whether an assignment belongs to another rank, and notes the assignment on both ranks.
 
     Args:
-        variable: it is assigned to.
+        variable: the variable that is assigned to.
         method: the method of `tf.Variable` that was called.
-        given: what it was given.
+        given: the arguments of the call.
 
     Raises:
         OwnershipError: nobody stores the variable yet, or another rank does and a graph is being written.
@@ -198,12 +198,12 @@ def _leaves_out(variable: Any, method: str, given: tuple[Any, ...]) -> bool:
     return state.is_elsewhere
 
 
-#: What such a method writes, and where, by the names of its arguments.
+#: The arguments of such a method that hold what it writes, and where.
 _WRITTEN = ("sparse_delta", "indices", "updates")
 
 
 def _guard_scatters() -> None:
-    """Gives `_Guarded` the many ways of writing parts of a variable, which are left out where it is not stored."""
+    """Gives `_Guarded` the methods that write parts of a variable. They are left out where it is not stored."""
 
     def guarded(name: str) -> Callable[..., Any]:
         signature = inspect.signature(getattr(tf_internals.ResourceVariable, name))
@@ -230,8 +230,8 @@ class DeferredVariable(_Guarded, tf_internals.UninitializedVariable):
     """A resource variable whose storage appears only on the rank that owns it.
 
     Args:
-        state: what smp_tf knows about it.
-        kwargs: as `tf.Variable` takes them, without an initial value.
+        state: what smp_tf knows about the variable.
+        kwargs: arguments of `tf.Variable`, without an initial value.
     """
 
     def __init__(self, state: VariableState, **kwargs: Any) -> None:
@@ -240,4 +240,4 @@ class DeferredVariable(_Guarded, tf_internals.UninitializedVariable):
 
 
 class BuiltVariable(_Guarded, tf_internals.ResourceVariable):
-    """A variable that was built with its value, once it is decided who stores it; where that is elsewhere, freed."""
+    """A variable that was built with its value, once it is decided who stores it. Other ranks have freed it."""

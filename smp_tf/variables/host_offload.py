@@ -1,14 +1,14 @@
-"""Gradients, and updates of weights, in the host's memory instead of the device's.
+"""Keeps gradients, and updates of weights, in the host's memory instead of the device's.
 
     device     B0 ─ g ─┐   B1 ─ g ─┐                                            ┌──▶ weights -= change
     host               ▼           ▼                                            │
                sum = 0 + g ─────── + g ──▶ average over the replicas ──▶ optimizer, slots
 
-With gradient_offload every microbatch's gradient is copied to the host as it is made, into the sum that is kept there,
-and processors average it in equal parts (`equal_parts`). With optimizer_offload the average does not come back: slots
-are on the host, the optimizer computes there, and what it adds to a weight is sent to it. An optimizer that looks at
-the weight itself, for its decay or average, has it copied to the host. TensorFlow makes the copies from a device, most
-likely in ordinary memory, as those of messages: docs/gpu.md.
+With gradient_offload, every microbatch's gradient is copied to the host as it is made, and added to the sum there.
+Processors average the sum in equal parts (`equal_parts`). With optimizer_offload, the average stays on the host. Slots
+are there, too, the optimizer computes there, and the change of a weight is sent to the device. Where an optimizer reads
+the weight itself, for its decay or average, the weight is copied to the host. TensorFlow makes the copies from a
+device, most likely in ordinary memory, as for messages (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from smp_tf.job import runtime
 from smp_tf.pipeline.run.host import HOST, on_device
 from smp_tf.variables import store as variables
 
-#: Whether the slots of optimizers are on the host, from when they were first built.
+#: Whether the slots of each optimizer are on the host, noted when they were first built.
 _slots_on_host: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def device_of_gradients() -> str | None:
-    """Returns where gradients are added up; None for where they are made."""
+    """Returns the device where gradients are added up; None for where they are made."""
     running = runtime.current_or_none()
     return HOST if running is not None and running.config.gradient_offload else None
 
 
 def beside_gradients() -> contextlib.AbstractContextManager[object]:
-    """Returns a context whose ops are where gradients are added up."""
+    """Returns a context whose ops are placed where gradients are added up."""
     return on_device(device_of_gradients())
 
 
@@ -47,13 +47,13 @@ def are_updates_offloaded() -> bool:
 
 
 def are_slots_on_host(optimizer: Any) -> bool:
-    """Returns whether the slots of an optimizer are on the host: as it was when this was first asked."""
+    """Returns whether the slots of an optimizer are on the host, as it was when this was first asked."""
     return _slots_on_host.setdefault(optimizer, are_updates_offloaded())
 
 
 @contextlib.contextmanager
 def update_on_host(updated: Iterable[Any]) -> Iterator[None]:
-    """Puts ops and variables on the host, within its context, also where Keras wants them next to a weight.
+    """Puts ops and variables on the host within its context, even where Keras wants them next to a weight.
 
     Without optimizer_offload, and for variables that no distributed model has, it does nothing.
 
@@ -74,10 +74,10 @@ def update_on_host(updated: Iterable[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncompiled(optimizer: Any) -> Iterator[None]:
-    """Lets an optimizer that works on the host compute op by op, within its context: XLA compiles for one device.
+    """Lets an optimizer on the host compute op by op within its context, since XLA compiles for one device.
 
     Args:
-        optimizer: of Keras; without optimizer_offload it is left as it is.
+        optimizer: an optimizer of Keras. Without optimizer_offload it is left as it is.
     """
     if not are_updates_offloaded() or not getattr(optimizer, "jit_compile", False):
         yield

@@ -1,4 +1,4 @@
-"""What is being done with models in this thread, by which a model's call goes."""
+"""What this thread is doing with models, which a model's call depends on."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _in_thread = _InThread()
 
 
 def step_being_traced() -> Any:
-    """Returns the trace of a step that is under way in this thread, or None."""
+    """Returns the trace of the step that this thread is tracing, or None."""
     return _in_thread.trace
 
 
 def set_step_being_traced(trace: Any) -> Any:
-    """Says which step is being traced; returns what was there before."""
+    """Sets the step that is being traced, and returns the one before."""
     before = _in_thread.trace
     _in_thread.trace = trace
     return before
@@ -38,7 +38,7 @@ def is_saving() -> bool:
 
 @contextlib.contextmanager
 def save_structure() -> Iterator[None]:
-    """Lets distributed models be called, and variables without storage be read, within its context: nothing runs."""
+    """Lets models be called and variables without storage be read within its context, where nothing runs."""
     _in_thread.saving = True
     try:
         with tracing_step():
@@ -49,7 +49,7 @@ def save_structure() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keras_loop() -> Iterator[None]:
-    """Notes that `fit` and its kin run: Keras calls a model on the first batch of a generator, to build it."""
+    """Notes that a loop such as `fit` runs. Keras calls a model on the first batch of a generator, to build it."""
     before = in_keras_loop()
     _in_thread.loop = True
     try:
@@ -59,5 +59,5 @@ def keras_loop() -> Iterator[None]:
 
 
 def in_keras_loop() -> bool:
-    """Returns whether `fit` or one of its kin runs in this thread."""
+    """Returns whether `fit` or a similar loop runs in this thread."""
     return _in_thread.loop

@@ -1,4 +1,4 @@
-"""The distributed models that there are, for code that must not know their class."""
+"""The existing distributed models, for code that must not know their class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smp_tf.variables.store import VariableStore
 
 
 class SplitModel(Protocol):
-    """What code below the models' own room knows of a distributed model; `smp.DistributedModel` is one."""
+    """What lower rooms know of a distributed model, such as `smp.DistributedModel`."""
 
     name: str
     built: bool
@@ -44,7 +44,7 @@ class SplitModel(Protocol):
     def _layout_of(self, variable: Any) -> Layout: ...
 
 
-#: In the order in which they were made, each as long as it lives.
+#: The models, in the order in which they were made, each as long as it lives.
 _models: list[weakref.ref[Any]] = []
 
 
@@ -54,12 +54,12 @@ def register(model: SplitModel) -> None:
 
 
 def is_distributed(value: Any) -> TypeGuard[SplitModel]:
-    """Returns whether something is a distributed model: whether it has a store of variables."""
+    """Returns whether an object is a distributed model, that is whether it has a store of variables."""
     return isinstance(getattr(value, "_smp_store", None), VariableStore)
 
 
 def model_with(layer: Any) -> SplitModel | None:
-    """Returns the distributed model that a layer is part of: the one that was made first; None if there is none."""
+    """Returns the distributed model that a layer is part of, the first if there are several; None if there is none."""
     for reference in list(_models):
         model = reference()
         if model is not None and any(module is layer for module in model.submodules):

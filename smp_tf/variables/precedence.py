@@ -1,6 +1,7 @@
-"""Who spoke last before the first step: the script, which gave a variable a value, or the restore of a checkpoint.
+"""Notes whether the script or the restore of a checkpoint was the last to give a variable a value.
 
-Both are only noted then, and take effect when it is decided who stores what. The last one wins, as it does afterwards:
+Before the first step both are only noted. They take effect when it is decided who stores what. The last one wins, as it
+does later:
 
     manager.restore()          moment 1
     model.load_weights(path)   moment 2   ──▶  the first step: what the file holds; the rest from the checkpoint
@@ -26,16 +27,16 @@ _in_force = _InForce()
 
 
 def now() -> int:
-    """Returns a number larger than all that were given out before."""
+    """Returns a number larger than all earlier ones."""
     return next(_moments) if _in_force.moment is None else _in_force.moment
 
 
 @contextlib.contextmanager
 def as_of(moment: int) -> Iterator[None]:
-    """Makes it an earlier moment, within its context: that of a call whose work was put off.
+    """Makes the moment an earlier one within its context, that of a call whose work was put off.
 
     Args:
-        moment: what `now` gave then.
+        moment: the result of `now` at that time.
     """
     before, _in_force.moment = _in_force.moment, moment
     try:
@@ -46,7 +47,7 @@ def as_of(moment: int) -> Iterator[None]:
 
 def note(variable: Any) -> None:
     """Notes that a variable is given a value now."""
-    # On the handle, which a variable shares with what Keras wraps around it under mixed precision.
+    # It is noted on the handle, which a variable shares with Keras's wrapper under mixed precision.
     setattr(variable.handle, _NOTED, now())
 
 
@@ -59,7 +60,8 @@ def is_given_after(variable: Any, moment: int) -> bool:
 def noting(variables: Iterable[Any]) -> Iterator[None]:
     """Notes, within its context, an assignment to one of the variables.
 
-    For variables that were built with their value: what is assigned to them before the first step goes past smp_tf.
+    It is for variables that were built with their values, since smp_tf does not see what is assigned to them before the
+    first step.
 
     Args:
         variables: any variables.

@@ -1,4 +1,4 @@
-"""What smp_tf knows about a variable of a distributed model: who stores it, and what it begins with."""
+"""What smp_tf knows about a variable of a distributed model: who stores it, and its initial value."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from smp_tf.variables import precedence
 
 @dataclasses.dataclass
 class Stored:
-    """What is known of a variable's storage: one and the same for all models that use it.
+    """What is known of a variable's storage. All models that use the variable share it.
 
     Args:
         layout: where its value, gradient and slots are, the same on all ranks; of no stage before the plan.
         chunks: the stage of every chunk, in the plan that has decided this.
-        number: of the variable among all of models, in the order in which steps have given them to stages: the same on
-            all ranks.
-        is_kept: whether no step has used the variable so far: its owner only keeps it, until a step that uses it
+        number: number of the variable among those of all models, in the order in which steps gave them to stages. It is
+            the same on all ranks.
+        is_kept: whether no step has used the variable so far. Its owner only keeps it, until a step that uses it
             decides who stores it.
         has_value: whether this rank has memory with a value of it. Before the plan that is so where the variable was
             built with its value, and after it where the layout says that it is here.
@@ -54,10 +54,10 @@ class VariableState:
 
     Args:
         name: unique name within the model, such as "net/dense/kernel".
-        initial_value: makes the initial value; None for a variable that was built with its value.
+        initial_value: returns the initial value; None for a variable that was built with its value.
         op_seeds: the seeds that TensorFlow's random ops in the initial value have drawn, in the order of the ops.
         position: how many variables of the model were created before it.
-        storage: who stores it; shared with the other models that use the variable.
+        storage: who stores it. All models that use the variable share it.
     """
 
     name: str
@@ -68,17 +68,17 @@ class VariableState:
 
     @property
     def owner(self) -> int | None:
-        """The stage that stores the variable; None before the plan."""
+        """Returns the stage that stores the variable; None before the plan."""
         return self.storage.layout.stage
 
     @property
     def chunk(self) -> int | None:
-        """The chunk that it belongs to; None before the plan."""
+        """Returns the chunk that it belongs to; None before the plan."""
         return self.storage.layout.chunk
 
     @property
     def is_decided(self) -> bool:
-        """Whether a step that uses the variable has decided who stores it."""
+        """Returns whether a step that uses the variable has decided who stores it."""
         return self.owner is not None and not self.storage.is_kept
 
     @property
@@ -93,14 +93,14 @@ class VariableState:
 
 
 def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:
-    """Replaces what a variable will start with, if it is not decided yet who stores it.
+    """Replaces the initial value of a variable, if it is not decided yet who stores it.
 
     Args:
         variable: any variable.
-        value: gives the value; called on the rank that will store it.
+        value: returns the value. It is called on the rank that will store it.
 
     Returns:
-        Whether that is so; a variable that has a value is to be assigned to.
+        Whether it was replaced. If not, the variable has a value, and must be assigned to.
     """
     state = getattr(variable, "smp_state", None)
     if state is None or state.has_value or state.owner is not None:

@@ -1,11 +1,11 @@
-"""What random ops inside steps depend on: one seed, and one counter per step function.
+"""The seeds of random ops in steps, which depend on one seed and on a counter for each step function.
 
     masks of a microbatch = f(seed, step function, steps done by it, microbatch, replica, op)
 
-A step function is known by its name and by how many of that name were called before it, so the compiled signatures of
-one function (other batch shapes) share a counter: which shape came first makes no difference. Seed and counters are
-variables that graphs read, so a checkpoint restores them also after a step was traced. Nothing here depends on ranks
-or on the number of partitions, and only steps that draw random numbers count.
+A step function is known by its name, and by how many of that name were called before it. So the compiled signatures of
+one function (other batch shapes) share a counter, and it makes no difference which shape came first. Seed and counters
+are variables that graphs read, so a checkpoint can restore them after a step was traced. Nothing here depends on ranks
+or on the number of partitions. Only steps that draw random numbers count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _State:
     def __init__(self) -> None:
         seed = np.int64(runtime.current().seed)
         self.seed = variables.make_script_variable(initial_value=seed, trainable=False, name="smp_seed")
-        # Whether a step or a restore has decided it.
+        # Whether a step or a restore has decided the seed.
         self.is_decided = False
         self.names: Counter[str] = Counter()
         self.counters: dict[str, tf.Variable] = {}
@@ -42,7 +42,7 @@ _current = JobState(_State)
 
 
 def name_step(name: str) -> str:
-    """Takes in a step function when it is first called, and returns what it is known by: such as "train/0".
+    """Notes a step function when it is first called, and returns what it is known by, such as "train/0".
 
     Args:
         name: the function's name.
@@ -54,10 +54,10 @@ def name_step(name: str) -> str:
 
 
 def decide_seed(given: int | None) -> None:
-    """Takes the seed that the script has set since `smp.init`, when the first step is prepared and none was restored.
+    """Takes the script's seed when the first step is prepared, if the script has set one and none was restored.
 
     Args:
-        given: the seed, the same on all ranks; None where the one of `smp.init` stays.
+        given: the script's seed, the same on all ranks; None where the seed of `smp.init` stays.
     """
     state = _current()
     if given is not None and not state.is_decided:
@@ -113,10 +113,10 @@ def state() -> dict[str, Any]:
 
 
 def restore(stored: Mapping[str, Any]) -> None:
-    """Goes on with the seed and counters of a checkpoint, in traced steps and in those to come.
+    """Restores the seed and counters of a checkpoint, for traced steps and for those to come.
 
     Args:
-        stored: what `state` gave.
+        stored: the result of `state`.
     """
     current = _current()
     current.seed.assign(stored["seed"])

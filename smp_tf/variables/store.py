@@ -4,9 +4,9 @@
     DeferredVariable ──────▶ owner: stage 1 ──┬─▶ rank of stage 1: initial value assigned
     (handle, shape, no bytes)                 └─▶ other ranks: stays empty, reading it is an error
 
-Keras initializers draw their seed when they are first called, and TensorFlow's random ops when they are made. Every
-initializer is therefore called once, in creation order, in a graph that is thrown away: seeds are drawn as in one
-process, whoever fills which variable later.
+Keras's initializers draw their seeds when they are first called, and TensorFlow's random ops when they are made. So
+every initializer is called once, in creation order, in a graph that is thrown away. Then seeds are those of one
+process, whichever rank fills which variable later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class VariableStore:
     """The variables of one distributed model, in creation order.
 
     Args:
-        model_name: for messages and unique names.
+        model_name: name of the model, for messages and unique names.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -46,7 +46,7 @@ class VariableStore:
         self._cut: tuple[int, int] | None = None
         #: What `model.profile` measured: seconds forward and backward for one sample, by unit.
         self.measured: dict[str, tuple[float, float]] = {}
-        #: What share of these it takes while the other ranks of the host wait.
+        #: The share of these times that a unit takes while the other ranks of the host wait.
         self.alone: tuple[float, float] = (1.0, 1.0)
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class VariableStore:
 
     @property
     def is_new(self) -> bool:
-        """Whether it is still to be decided who stores these variables."""
+        """Returns whether it is not decided yet who stores these variables."""
         return any(state.owner is None for state in self._states.values())
 
     def is_placed(self, variable: Any) -> bool:
@@ -65,7 +65,7 @@ class VariableStore:
         return self._states[id(variable.handle)].owner is not None
 
     def state(self, variable: Any) -> VariableState | None:
-        """Returns what is known about a variable, or about the one whose block it is; None where it is another's."""
+        """Returns what is known about a variable, or about the one whose block it is; None for another model's."""
         return self._states.get(id(whole_of(variable).handle))
 
     def leave_to_script(self, variables: Iterable[tf.Variable]) -> None:
@@ -79,9 +79,9 @@ class VariableStore:
         return id(variable.handle) in self._of_script
 
     def adopt(self, variable: tf.Variable) -> None:
-        """Takes in a variable that was built with its value, or that belongs to another model as well.
+        """Takes a variable that was built with its value, or that belongs to another model as well.
 
-        Whichever model runs a step first decides who stores what they share.
+        The model that runs a step first decides who stores the variables that they share.
         """
         if self.state(variable) is not None or self.leaves_to_script(variable):
             return
@@ -94,12 +94,12 @@ class VariableStore:
             self._add(variable, VariableState(name, None, (), position, Stored(has_value=True)))
 
     def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Returns a variable creator (see `tf.variable_creator_scope`) that makes variables without storage.
+        """Returns a variable creator, for `tf.variable_creator_scope`, that makes variables without storage.
 
-        Variables whose initial value is given as a value rather than a function (step counters and the like) are made
-        with it: whoever has the value at hand holds it already. Those that turn out to be weights are adopted later.
-        Variables without any are what a SavedModel holds besides layers that Keras builds anew, such as the state of an
-        optimizer; TensorFlow reads their values at once.
+        A variable whose initial value is given as a value and not as a function (such as a step counter) is made with
+        it, since whoever gives the value holds it already. If it turns out to be a weight, it is adopted later.
+        Variables without an initial value are those of a SavedModel besides layers that Keras builds anew, such as the
+        state of an optimizer. TensorFlow reads their values at once.
         """
         if kwargs.get("initial_value") is None:
             return next_creator(**kwargs)
@@ -118,14 +118,14 @@ class VariableStore:
         return variable
 
     def extend(self, other: VariableStore) -> None:
-        """Takes over the variables of another store, after one's own."""
+        """Takes the variables of another store, after this store's own."""
         for variable in other:
             state = other._states[id(variable.handle)]
             state.position = len(self._states)
             self._add(variable, state)
 
     def _add(self, variable: Any, state: VariableState, also: bool = False) -> None:
-        """Notes a variable as this model's, or as also this one's."""
+        """Notes that a variable is this model's, or this model's as well."""
         self._states[id(variable.handle)] = state
         self._variables[id(variable.handle)] = variable
         earlier = _stores_of.get(id(variable.handle), ()) if also else ()
@@ -140,14 +140,14 @@ class VariableStore:
         return unique
 
     def require_cut(self, partitions: int, stage: int) -> None:
-        """Raises where the model was cut in another way, by a configuration that `smp.shutdown` has ended.
+        """Raises an error where an earlier configuration, ended by `smp.shutdown`, has cut the model in another way.
 
         Args:
             partitions: number of partitions.
-            stage: the one that this rank runs.
+            stage: the stage that this rank runs.
 
         Raises:
-            OwnershipError: it was; what this rank stores is not what it would have to.
+            OwnershipError: it has, so this rank does not store what it would have to.
         """
         if self._cut not in (None, (partitions, stage)) and any(s.owner is not None for s in self._states.values()):
             assert self._cut is not None
@@ -201,8 +201,8 @@ class VariableStore:
             seed: for random ops in initial values where TensorFlow has no global seed.
             restored: gives the value that a variable is to have here instead of its initial one, or None.
             chunks: the stage of every chunk; None where each is a stage of its own.
-            move: brings the value of a variable from the stage that has kept it to the one that is to store it, where
-                it gives the value.
+            move: brings the value of a variable from the stage that has kept it to the stage that will store it, and
+                returns it there.
         """
         with tf.init_scope():
             while self._before_settling:
@@ -237,7 +237,7 @@ class VariableStore:
             state.initial_value = None
 
     def before_settling(self, load: Callable[[], None]) -> None:
-        """Runs a function when all variables are there and it is about to be decided who stores them.
+        """Registers a function that runs when all variables exist, just before it is decided who stores them.
 
         Values that it gives to variables count as given now.
         """
@@ -250,7 +250,7 @@ class VariableStore:
         self._before_settling.append(put_off)
 
     def fill(self, variable: Any, seed: int) -> None:
-        """Gives a variable its initial value before the plan; ranks that turn out not to own it free it then.
+        """Gives a variable its initial value before the plan. Ranks that do not own it free it when that is decided.
 
         Args:
             variable: one of the model's variables.
@@ -263,7 +263,7 @@ class VariableStore:
     def _fill(self, variable: Any, state: VariableState, seed: int) -> None:
         assert state.initial_value is not None
         with tf.init_scope(), warnings.catch_warnings():
-            # The initializer was called once before, for its seed; Keras warns of a second call.
+            # The initializer was called once before, for its seed. Keras warns about a second call.
             warnings.filterwarnings("ignore", message=".*unseeded and being called multiple times.*")
             if state.op_seeds:
                 value = _with_drawn_seeds(state.initial_value, state.op_seeds, seed, state.position)
@@ -280,15 +280,15 @@ def _is_of_several(decision: Decision, chunks: Sequence[int] | None, place: Plac
 
 _numbers = itertools.count()
 
-#: The stores of a variable, by its handle: that of the model it was made in first.
+#: The stores of a variable, by its handle. That of the model in which it was made comes first.
 _stores_of: dict[int, tuple[weakref.ref[VariableStore], ...]] = {}
 
 
 def _reference(store: VariableStore, handle: int) -> weakref.ref[VariableStore]:
-    """Returns a reference that leaves `_stores_of` when the store ends."""
+    """Returns a reference that is removed from `_stores_of` when the store ends."""
 
     def forget(ended: weakref.ref[VariableStore], known: dict[int, Any] = _stores_of) -> None:
-        # Another variable may have the number meanwhile.
+        # Another variable may have the number by now.
         left = tuple(reference for reference in known.pop(handle, ()) if reference is not ended)
         if left:
             known[handle] = left
@@ -297,7 +297,7 @@ def _reference(store: VariableStore, handle: int) -> weakref.ref[VariableStore]:
 
 
 def whole_of(variable: Any) -> Any:
-    """Returns the variable whose rows another one stands for; that itself where it stands for none."""
+    """Returns the variable whose rows a variable stands for, or the variable itself where it stands for none."""
     return getattr(variable, "smp_whole", variable)
 
 
@@ -308,7 +308,7 @@ def of_models() -> list[tf.Variable]:
 
 
 def store_of(variable: Any) -> VariableStore | None:
-    """Returns the store of the distributed model a variable belongs to; None for a variable of the script's own."""
+    """Returns the store of the model that a variable belongs to; None for a variable of the script's own."""
     for found in _stores_of.get(id(whole_of(variable).handle), ()):
         store = found()
         if store is not None and store.state(variable) is not None:
@@ -327,7 +327,7 @@ def nbytes_of(variable: Any) -> int:
     """Returns the bytes of a variable's value.
 
     Args:
-        variable: one whose shape is known.
+        variable: a variable whose shape is known.
     """
     count: int = variable.shape.num_elements()
     return count * int(variable.dtype.size)
@@ -346,7 +346,7 @@ def storage_of(variable: Any) -> Stored:
 
 
 def keep_for_good(variables: Iterable[Any]) -> None:
-    """Decides that variables which no step has used stay where they are kept; all ranks do it together.
+    """Decides that variables which no step has used stay where they are kept. All ranks do so together.
 
     Args:
         variables: any variables.
@@ -368,10 +368,10 @@ def is_remote(variable: Any) -> bool:
 
 
 def make_script_variable(**kwargs: Any) -> tf.Variable:
-    """Returns a variable of the script's own, made at once and outside any graph, whatever creator scopes are open.
+    """Returns a variable of the script's own, made at once, outside any graph and past all creator scopes.
 
     Args:
-        kwargs: what a variable creator is given.
+        kwargs: the arguments of a variable creator.
     """
     return tf_internals.make_plain_variable(initial_value=kwargs.get("initial_value"), **_resource_arguments(kwargs))
 
@@ -388,7 +388,7 @@ def _resource_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _draw_seeds(
     initial_value: Callable[[], Any],
 ) -> tuple[tf.TensorShape, tf.DType, tuple[tf_internals.OpSeeds, ...]]:
-    """Calls an initializer in a graph that is thrown away: its seeds are drawn now, and its shape is known."""
+    """Calls an initializer in a graph that is thrown away, so that its seeds are drawn and its shape is known."""
     drawn: list[tf_internals.OpSeeds] = []
 
     def draw(op_seed: int | None) -> tf_internals.OpSeeds:
@@ -405,10 +405,10 @@ def _draw_seeds(
 def _with_drawn_seeds(
     initial_value: Callable[[], Any], op_seeds: tuple[tf_internals.OpSeeds, ...], seed: int, position: int
 ) -> tf.Tensor:
-    """Returns an initial value from TensorFlow's random ops, which get the seeds they drew when the variable was made.
+    """Returns an initial value from random ops with the seeds that they drew when the variable was made.
 
-    Ops with equal seeds of their own give equal values here, on whatever rank; executed eagerly in one process, the
-    second would go on where the first stopped.
+    Ops with equal own seeds give equal values here, on any rank. If they ran eagerly in one process, the second would
+    go on where the first stopped.
     """
 
     def made() -> tf.Tensor:
@@ -416,7 +416,7 @@ def _with_drawn_seeds(
 
         def give(op_seed: int | None) -> tf_internals.OpSeeds:
             number, seeds = next(left)
-            # Ranks that fill the same variable must agree on its value, also without a global seed.
+            # Ranks that fill the same variable must agree on its value, even without a global seed.
             return seeds if seeds != (None, None) else (seed % (1 << 31), position * 1000 + number)
 
         with tf_internals.op_seeds_from(give):

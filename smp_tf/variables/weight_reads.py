@@ -1,9 +1,9 @@
-"""Reading weights of a split model as Keras's scripts do, on every rank: their owners tell them to all. For tf_keras.
+"""Lets Keras's functions read weights of a split model on every rank, by telling all ranks the owners' values.
 
     K.get_value(model.gate)     layer.get_weights()     plain_model.get_weights()
 
-All of these come to `K.batch_get_value` or `K.get_value`, which then are collective for variables of models: every
-rank of a replica calls them. `variable.numpy()` reads what this rank stores, and tells nobody.
+All of these call `K.batch_get_value` or `K.get_value`. For variables of models these become collective: every rank of a
+replica calls them. `variable.numpy()` reads what this rank stores, and tells no other rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smp_tf.variables import store as variables
 
 
 class ReadPatch(Patch):
-    """Makes Keras's functions that read variables give every rank the values of those that other ranks store."""
+    """Makes Keras's functions that read variables return other ranks' values on every rank."""
 
     def _replace(self) -> None:
         of_one, of_several = adapter.layers().readers_of_values()
@@ -53,11 +53,11 @@ def _of_several(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_collective(wanted: Sequence[Any]) -> bool:
-    """Returns whether some of the variables are stored by one rank of the replica, and this one may ask for them."""
+    """Returns whether one rank of the replica stores some of the variables, and this rank may ask for them."""
     running = runtime.current_or_none()
     if running is None or running.topology.stages == 1 or not tf.executing_eagerly():
         return False
-    # While a file is written one rank fetches the values, and while one is read nobody wants any.
+    # While a file is written, one rank fetches the values. While a file is read, no rank needs them.
     if foreign_values.fetch() is not None or foreign_values.leaves_out():
         return False
     return any(_stage_of(value) is not None for value in wanted)
@@ -68,10 +68,10 @@ def _stage_of(value: Any) -> int | None:
 
 
 def values(wanted: Sequence[Any]) -> list[Any]:
-    """Returns the values of variables, on every rank of the replica; all of them call it with the same ones.
+    """Returns the values of variables on every rank of the replica. All of them call it with the same variables.
 
     Args:
-        wanted: variables of models, or whatever else has a value.
+        wanted: variables of models, or other objects with a value.
 
     Raises:
         RankMismatchError: not every rank asks for them.
@@ -88,7 +88,7 @@ def values(wanted: Sequence[Any]) -> list[Any]:
 
 
 def _as_numpy(told: Any) -> Any:
-    """Returns what `variable.numpy()` gives of a value: a scalar for a scalar, an array that may be written to."""
+    """Returns a value as `variable.numpy()` does: a scalar for a scalar, else an array that may be written to."""
     if not isinstance(told, np.ndarray):
         return told
     if not told.shape:
