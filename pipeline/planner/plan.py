@@ -163,7 +163,7 @@ def _reasons(graph: OpGraph, plan: Plan, found: _Solution, request: PlacementReq
 
 
 def _made_again(plan: Plan, costs: Costs) -> str:
-    """Says what is made again in backward, and what that costs."""
+    """Returns a sentence about what is made again in backward, and what it costs."""
     again = sum(cost.seconds.remade for cost in costs.units)
     rest = sum(cost.seconds.both for cost in costs.units) - again
     count = sum(cost.seconds.remade > 0 for cost in costs.units)

@@ -164,7 +164,7 @@ def _sum(sums: _StageSum) -> None:
         sums.send(sums.result, to=other, of=other, edge=len(ranks) + other, is_result=True)
 
 
-#: What writes the ops of each task of a reduction.
+#: The functions that write the ops of each task of a reduction.
 _EMITTERS: dict[Kind, Callable[[_StageSum], None]] = {TELL: _tell, SUM: _sum}
 
 

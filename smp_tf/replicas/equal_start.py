@@ -41,7 +41,7 @@ def take_from(replica: int) -> None:
 
 
 def take_those_of_one(decided: Iterable[Decision]) -> None:
-    """Gives all replicas the values that variables have on one; every rank calls it, before the first step runs.
+    """Gives all replicas one replica's values of variables. Every rank calls it before the first step runs.
 
     Args:
         decided: where variables of models are now, the same in the same order on all ranks.

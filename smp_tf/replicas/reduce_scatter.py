@@ -107,7 +107,7 @@ class _Piece:
     rows: tuple[int, int] | None
 
     def of(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns from which row to which a replica gets them."""
+        """Returns the first row that a replica gets, and the row after its last."""
         tensor = tensors[self.whole]
         return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
 

@@ -26,7 +26,7 @@ class Stored:
             decides who stores it.
         has_value: whether this rank has memory with a value of it. Before the plan that is so where the variable was
             built with its value, and after it where the layout says that it is here.
-        block: a variable that has this replica's rows, from when they were first updated; it counts as this one.
+        block: a variable with this replica's rows, once they were updated. It counts as this variable.
     """
 
     layout: Layout = dataclasses.field(default_factory=Layout)

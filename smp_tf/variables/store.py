@@ -162,8 +162,8 @@ class VariableStore:
     def decisions(self, owners: dict[int, int], chunks: Sequence[int] | None = None) -> list[Decision]:
         """Returns what a step decides: where the variables are that it uses first, and those that nobody keeps yet.
 
-        A variable that the step does not use is kept where the one that was made before it is: a layer after the
-        others then is where data reaches it.
+        A variable that the step does not use is kept with the variable that was made before it. So a layer after the
+        others is where its data comes from.
 
         Args:
             owners: chunk of each variable that the step uses, by position in creation order.
@@ -230,10 +230,10 @@ class VariableStore:
                 tf_internals.destroy_storage(variable)
                 storage.has_value = False
             if type(variable) is tf_internals.ResourceVariable and _is_of_several(decision, chunks, place):
-                # The script and Keras hold this very object; from now on it checks who reads it, and notes who assigns.
+                # The script and Keras hold this object itself. From now on it checks reads, and notes assignments.
                 variable.smp_state = state
                 tf_internals.turn_into(variable, BuiltVariable)
-            # It may hold a value that was assigned, of which other ranks need nothing.
+            # It may hold an assigned value that other ranks do not need.
             state.initial_value = None
 
     def before_settling(self, load: Callable[[], None]) -> None:
