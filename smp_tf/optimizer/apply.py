@@ -1,11 +1,22 @@
-"""What Keras's `apply_gradients` does where other ranks apply gradients of other variables."""
+"""What Keras's `apply_gradients` does where other ranks apply gradients of other variables.
+
+A rank leaves out what it does not update. What is left of a call is one of four cases:
+
+    case            what other ranks need of this one                    what is called here
+    SCALES          whether its gradients are finite                     the optimizer, or what only counts the step
+    NOTHING         as below, though this rank has nothing to apply      what only counts the step, or a stand-in
+    LOOKS_AT_ALL    its part of what is computed of all gradients        the optimizer, which gets it of all ranks
+    ALONE           nothing                                              the optimizer
+"""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,26 +65,27 @@ def is_divided(running: runtime.Runtime) -> bool:
     return running.topology.stages > 1 or layouts.are_shared()
 
 
-class _Spread(threading.local):
-    """Whether an optimizer that another one wraps is given gradients that are spread over ranks."""
+class _InForce(threading.local):
+    """What an optimizer is called within: another one may wrap it, or call its base class."""
 
-    wrapped: bool = False
-    #: Whether gradients are being applied: an optimizer may wrap another one, or call its base class.
-    inside: bool = False
+    #: Whether an optimizer that another one wraps is given gradients of which other ranks have others.
+    is_wrapped: bool = False
+    #: Whether gradients are being applied.
+    is_inside: bool = False
     #: In which graph.
     graph: Any = None
 
 
-spread = _Spread()
+in_force = _InForce()
 
 
 @contextlib.contextmanager
 def _applying_over_ranks() -> Iterator[None]:
-    before, spread.wrapped = spread.wrapped, True
+    before, in_force.is_wrapped = in_force.is_wrapped, True
     try:
         yield
     finally:
-        spread.wrapped = before
+        in_force.is_wrapped = before
 
 
 @contextlib.contextmanager
@@ -89,8 +101,8 @@ def _whole_apply(optimizer: Any, kept: Sequence[tuple[Any, Any]], stored: Sequen
         stored: those of all replicas.
     """
     graph = tf.compat.v1.get_default_graph()
-    if spread.inside:
-        with few_at_once(kept) if graph is not spread.graph else contextlib.nullcontext():
+    if in_force.is_inside:
+        with few_at_once(kept) if graph is not in_force.graph else contextlib.nullcontext():
             yield
         return
     is_offloaded = are_updates_offloaded() and are_of_models(variable for _, variable in stored)
@@ -100,12 +112,12 @@ def _whole_apply(optimizer: Any, kept: Sequence[tuple[Any, Any]], stored: Sequen
             "(optimizer_offload): XLA compiles for one device. Leave jit_compile out of the function that applies "
             "gradients."
         )
-    spread.inside, spread.graph = True, graph
+    in_force.is_inside, in_force.graph = True, graph
     try:
         with applying(kept), few_at_once(kept), assigned_values.unnoted():
             yield
     finally:
-        spread.inside, spread.graph = False, None
+        in_force.is_inside, in_force.graph = False, None
     with assigned_values.unnoted():
         gather.gather(optimizer, (variable for _, variable in stored))
     if not tf.executing_eagerly():
@@ -119,7 +131,83 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
     running = runtime.current_or_none()
     if running is None or not is_divided(running):
         return False
-    return spread.wrapped or are_of_models(variable for _, variable in pairs)
+    return in_force.is_wrapped or are_of_models(variable for _, variable in pairs)
+
+
+class Case(enum.Enum):
+    """What kind of call is left on this rank; the table above says what follows."""
+
+    SCALES = enum.auto()
+    NOTHING = enum.auto()
+    LOOKS_AT_ALL = enum.auto()
+    ALONE = enum.auto()
+
+
+@dataclass(frozen=True, eq=False)
+class Apply:
+    """What this rank has left of a call of `apply_gradients`.
+
+    Args:
+        optimizer: of Keras.
+        kept: gradients, or None, and variables: those that this rank updates, with blocks in place of rows.
+        call: the optimizer's own method, given such pairs.
+        is_spread: whether other ranks apply gradients of other variables of the same list.
+        is_empty: whether variables were left out here, and those that are kept have no gradient.
+        is_users: whether the method is one of the script's own.
+    """
+
+    optimizer: Any
+    kept: Sequence[tuple[Any, Any]]
+    call: Callable[[Sequence[tuple[Any, Any]]], Any]
+    is_spread: bool
+    is_empty: bool
+    is_users: bool
+
+    @property
+    def case(self) -> Case:
+        """What kind of call it is."""
+        if adapter.optimizers().scales_losses(self.optimizer):
+            return Case.SCALES
+        if self.is_empty:
+            return Case.NOTHING
+        return Case.LOOKS_AT_ALL if self._looks_at_all else Case.ALONE
+
+    def run(self) -> Any:
+        """Applies the gradients, and gives what the optimizer's method gives."""
+        match self.case:
+            case Case.SCALES:
+                with _applying_over_ranks() if self.is_spread else contextlib.nullcontext():
+                    return _skip_scaled(self.optimizer) if self.is_empty else self.call(self.kept)
+            case Case.NOTHING:
+                return self._apply_nothing()
+            case Case.LOOKS_AT_ALL:
+                with norms.counting(self._counted()), self._watched():
+                    return self.call(self.kept)
+            case Case.ALONE:
+                return self.call(self.kept)
+
+    @property
+    def _looks_at_all(self) -> bool:
+        """Whether the optimizer computes something of all gradients, and other ranks have some of them."""
+        return self.is_spread and (self.is_users or adapter.optimizers().clips_by_all(self.optimizer))
+
+    def _apply_nothing(self) -> Any:
+        """Counts the step, and takes part in what other ranks compute of all gradients."""
+        if self.is_spread and self.is_users:
+            with norms.counting([True]):
+                return self.call(_nothing())
+        if self._looks_at_all:
+            norms.norm_of_own([])
+        return _only_count(self.optimizer)
+
+    def _counted(self) -> list[bool]:
+        """Returns of each gradient whether this rank counts it in the norm of all."""
+        return [_is_counted(variable, self.optimizer) for gradient, variable in self.kept if gradient is not None]
+
+    def _watched(self) -> contextlib.AbstractContextManager[Any]:
+        # Ours puts together over the stages what it joins.
+        is_watched = self.is_users and not _averages_itself(self.optimizer)
+        return joined_gradients.watching(self.optimizer, self.kept) if is_watched else contextlib.nullcontext()
 
 
 def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,50 +222,46 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = recorded_apply.recorder()
         if recorder is not None:
             return recorder.record(optimizer, pairs, lambda given: apply_gradients(optimizer, given, *args, **kwargs))
-        if spread.inside:
+        if in_force.is_inside:
             joined_gradients.handed_on()
         stands_in = any(_is_stand_in(variable) for _, variable in pairs)
         stored = [(g, variable) for g, variable in pairs if stored_here(variable) and not stands_in]
         shares.require_rows_as_before(optimizer, [variable for _, variable in stored])
         kept = row_blocks.pairs_in_place(optimizer, [pair for pair in stored if updated_here(pair[1], optimizer)])
-        is_spread = stands_in or _is_spread(pairs)
-        if are_of_models(variable for _, variable in pairs):
-            moved_slots.note_use(optimizer)
-        if not spread.inside:
-            require_fit(optimizer, stored, _averages_itself(optimizer))
-            require_averages(stored)
-            if are_of_models(variable for _, variable in pairs):
-                require_equal_optimizers(optimizer)
-        nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
-        waiting = _when_computed(kept) if is_spread else contextlib.nullcontext()
+        _require_sound(optimizer, pairs, stored)
+        one = Apply(
+            optimizer,
+            kept,
+            lambda given: original(optimizer, given, *args, **kwargs),
+            is_spread=stands_in or _is_spread(pairs),
+            is_empty=len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept),
+            is_users=is_users,
+        )
+        waiting = _when_computed(kept) if one.is_spread else contextlib.nullcontext()
         on_host = update_on_host([variable for _, variable in kept])
         with _whole_apply(optimizer, kept, stored), waiting, on_host, uncompiled(optimizer):
-            return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
-
-    def apply_kept(
-        optimizer: Any, kept: list[Any], is_spread: bool, nothing: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if adapter.optimizers().scales_losses(optimizer):
-            with _applying_over_ranks() if is_spread else contextlib.nullcontext():
-                return _skip_scaled(optimizer) if nothing else original(optimizer, kept, *args, **kwargs)
-        clips = is_spread and adapter.optimizers().clips_by_all(optimizer)
-        if nothing and is_spread and is_users:
-            with norms.counting([True]):
-                return original(optimizer, [(tf.zeros([0]), _stand_in())], *args, **kwargs)
-        if nothing:
-            if clips:
-                norms.norm_of_own([])
-            return _only_count(optimizer)
-        if not clips and not (is_spread and is_users):
-            return original(optimizer, kept, *args, **kwargs)
-        # Ours puts together over the stages what it joins.
-        is_looked_at = is_users and not _averages_itself(optimizer)
-        watched = joined_gradients.watching(optimizer, kept) if is_looked_at else contextlib.nullcontext()
-        counted = [_is_counted(variable, optimizer) for gradient, variable in kept if gradient is not None]
-        with norms.counting(counted), watched:
-            return original(optimizer, kept, *args, **kwargs)
+            return one.run()
 
     return apply_gradients
+
+
+def _require_sound(optimizer: Any, pairs: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, Any]]) -> None:
+    """Notes that an optimizer is used, and raises where it must not apply what it is given.
+
+    Args:
+        optimizer: of Keras.
+        pairs: gradients, or None, and variables, as they were given.
+        stored: those of them that this rank stores.
+    """
+    is_models = are_of_models(variable for _, variable in pairs)
+    if is_models:
+        moved_slots.note_use(optimizer)
+    if in_force.is_inside:
+        return
+    require_fit(optimizer, stored, _averages_itself(optimizer))
+    require_averages(stored)
+    if is_models:
+        require_equal_optimizers(optimizer)
 
 
 def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,7 +281,7 @@ def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(optimizer, pairs, *args, **kwargs)
         stored = [pair for pair in pairs if stored_here(pair[1])]
         if pairs and not stored:
-            stored = [(tf.zeros([0]), _stand_in())]
+            stored = _nothing()
         return original(optimizer, stored, *args, **kwargs)
 
     return apply_gradients
@@ -236,6 +320,11 @@ def _stand_in() -> tf.Variable:
 
 def _is_stand_in(variable: Any) -> bool:
     return _stand_in.cache_info().currsize > 0 and variable is _stand_in()
+
+
+def _nothing() -> list[tuple[Any, Any]]:
+    """Returns a gradient and a variable for a rank that has nothing to apply."""
+    return [(tf.zeros([0]), _stand_in())]
 
 
 def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
@@ -294,13 +383,13 @@ def _only_count(optimizer: Any) -> Any:
 
 
 def _skip_scaled(optimizer: Any) -> Any:
-    """Returns the same for one that scales losses: with the others it decides whether gradients are applied."""
+    """Counts a step of an optimizer that scales losses: with the others it decides whether gradients are applied."""
     wanted = adapter.optimizers().update_loss_scale(optimizer)
     inner = optimizer.inner_optimizer
-    if spread.wrapped and has_own_apply(inner):
+    if in_force.is_wrapped and has_own_apply(inner):
 
         def apply_nothing() -> tf.Tensor:
-            inner.apply_gradients([(tf.zeros([0]), _stand_in())])
+            inner.apply_gradients(_nothing())
             return tf.constant(True)
 
         def count() -> tf.Tensor:
@@ -308,7 +397,7 @@ def _skip_scaled(optimizer: Any) -> Any:
             return tf.constant(True)
 
         return tf.__internal__.smart_cond.smart_cond(wanted, apply_nothing, count)
-    if adapter.optimizers().clips_by_all(inner) and spread.wrapped:
+    if adapter.optimizers().clips_by_all(inner) and in_force.is_wrapped:
         # Those that apply gradients then reduce their norm, which every rank takes part in.
         tf.__internal__.smart_cond.smart_cond(
             wanted, lambda: norms.norm_of_own([]), lambda: tf.constant(0.0, adapter.layers().floatx())

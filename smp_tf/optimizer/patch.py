@@ -21,9 +21,9 @@ from smp_tf.keras.patch import Patch
 from smp_tf.optimizer.apply import (
     are_of_models,
     filtered_apply,
+    in_force,
     is_divided,
     recorded,
-    spread,
     stored_here,
     unjoined,
     updated_here,
@@ -79,7 +79,7 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
         if is_on_trial(optimizer):
             return original(optimizer, wanted)
         _refuse_what_is_undecided(wanted)
-        if not spread.inside:
+        if not in_force.is_inside:
             # The script builds it, on every rank: the slots are made where the variables are now.
             variables.keep_for_good(wanted)
         _require_the_same_shares(optimizer, wanted)
@@ -95,7 +95,7 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             if outermost:
                 _being_built.discard(optimizer)
-                if not spread.inside:
+                if not in_force.is_inside:
                     row_blocks.empty(kept)
         if outermost:
             adapter.optimizers().begin_step(optimizer)
@@ -207,7 +207,7 @@ def _all_finite_over_stages(original: Callable[..., Any]) -> Callable[..., Any]:
     def is_all_finite(gradients: Iterable[Any]) -> Any:
         present = [gradient for gradient in gradients if gradient is not None]
         here = original(present) if present else tf.constant(True)
-        return norms.all_finite(here) if spread.wrapped else here
+        return norms.all_finite(here) if in_force.is_wrapped else here
 
     return is_all_finite
 
