@@ -65,6 +65,11 @@ class Layout:
         """
         return self.stage in (None, place["P"]) and self.value.is_at(place)
 
+    @property
+    def has_whole_value(self) -> bool:
+        """Whether every rank of the stage has all of the value; otherwise it is brought together for each use."""
+        return self.value == EVERYWHERE
+
     def slots_of(self, *, by_rows: bool) -> Spread:
         """Returns how the slots of an optimizer lie.
 

@@ -22,7 +22,7 @@ from tensorflow.python.framework.versions import GRAPH_DEF_VERSION
 
 from smp_tf.partition.graph.node_def import function_names, functions
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
-from smp_tf.partition.split.split import Segment
+from smp_tf.partition.split.split import READ, Segment
 
 #: Colocation with ops that may now lie in another segment.
 _COLOCATION = "_class"
@@ -42,6 +42,18 @@ def remote_value_name(graph: OpGraph, variable: int) -> str:
     return f"smp_remote_value_{variable}:0"
 
 
+def use_name(graph: OpGraph, number: int) -> str:
+    """Returns the name by which an imported segment knows the whole value of a variable, for one use of it.
+
+    Args:
+        graph: the op graph.
+        number: of the node that reads the variable; a plain read is the value.
+    """
+    if graph.nodes[number].op == READ:
+        return tensor_name(graph, Tensor(number, 0))
+    return f"{graph.nodes[number].name}/smp_value:0"
+
+
 def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> graph_pb2.GraphDef:
     """Writes a segment as a GraphDef whose inputs are names to be mapped on import.
 
@@ -51,23 +63,24 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
         owned: variables whose handle is at hand; reads of others become reads of the value that is fed in.
 
     Returns:
-        The GraphDef with the functions its nodes call. Tensors from elsewhere appear as names only, by `tensor_name`
-        and `remote_value_name`.
+        The GraphDef with the functions its nodes call. Tensors from elsewhere appear as names only, by `tensor_name`,
+        `remote_value_name` and `use_name`.
     """
     written = graph_pb2.GraphDef()
     own = frozenset(owned)
     after = dict(segment.after)
-    remote_reads = {
-        number: graph.nodes[number].reads[0]
+    # By the nodes that read a variable: the name of the value which they read instead.
+    fed = {
+        number: remote_value_name(graph, graph.nodes[number].reads[0])
         for number in segment.nodes
         if graph.nodes[number].reads and not own.issuperset(graph.nodes[number].reads)
     }
-    written_here = set(segment.nodes).difference(remote_reads)
+    fed |= {number: use_name(graph, number) for number in segment.uses}
+    written_here = set(segment.nodes).difference(fed)
 
     def name_of(tensor: Tensor) -> str:
-        variable = remote_reads.get(tensor.node)
-        if variable is not None and graph.nodes[tensor.node].op == "ReadVariableOp":
-            return remote_value_name(graph, variable)
+        if tensor.node in fed and graph.nodes[tensor.node].op == READ:
+            return fed[tensor.node]
         return tensor_name(graph, tensor)
 
     for number in segment.nodes:
@@ -78,17 +91,16 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
         inputs = [name_of(t) for t in node.inputs]
         lasting = _lasting(graph, (*node.control, *after.get(number, ())), written_here)
         control = [f"^{graph.nodes[c].name}" for c in lasting]
-        variable = remote_reads.get(number)
-        if variable is not None:
-            if node.op == "ReadVariableOp":
+        if number in fed:
+            if node.op == READ:
                 continue
-            inputs[0] = remote_value_name(graph, variable)
+            inputs[0] = fed[number]
             if node.op == "ResourceGather":
                 definition, axis = _gather_from_value(definition)
                 written.node.add().CopyFrom(axis)
                 inputs.append(f"{axis.name}:0")
             else:
-                definition = _READS_VALUE[node.op](definition, graph.variables[variable].type.dtype)
+                definition = _READS_VALUE[node.op](definition, graph.variables[node.reads[0]].type.dtype)
         del definition.input[:]
         definition.input.extend(inputs + control)
         written.node.add().CopyFrom(definition)

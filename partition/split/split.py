@@ -14,6 +14,8 @@ Backward may be cut once more, for schedules that delay what only weights need (
 Backward may make again what forward made, within groups of layers (see `recompute`). Then it has copies of their nodes,
 too. Each group's copies wait for the gradient of the group, so that only one group's tensors are there at once.
 
+A weight whose value no rank has whole is a value, too: it is brought together for each use, and fed in (see `uses`).
+
 A stage is what one rank runs: a chunk, or several, between which nothing is sent. All are cut on every rank, from the
 same graph and plan, so that both ends of a transfer agree without a word.
 """
@@ -34,9 +36,9 @@ from smp_tf.partition.split.step_outputs import Delivery, StepOutputPlan, plan_o
 from smp_tf.partition.units.backward_parts import input_gradient_nodes
 from smp_tf.partition.units.recompute import remade_nodes
 
-_READ = "ReadVariableOp"
+READ = "ReadVariableOp"
 #: Ops that read a weight and can as well be given its value.
-_READERS = frozenset({_READ, "ResourceGather", "ResourceGatherNd", "VariableShape"})
+_READERS = frozenset({READ, "ResourceGather", "ResourceGatherNd", "VariableShape"})
 
 
 class Visit(NamedTuple):
@@ -62,6 +64,7 @@ class Segment:
         sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes it takes from its surroundings.
         inputs: tensors made elsewhere: by an earlier segment of the stage or received.
         remote_values: variables of other stages whose value it reads; the value is fed in, once per step.
+        uses: nodes that read a variable of this stage of which ranks have parts; the whole value is fed in, for each.
         outputs: tensors that later segments, other stages or the caller need.
         after: nodes that wait for others besides their inputs, each with those.
     """
@@ -73,6 +76,7 @@ class Segment:
     remote_values: tuple[int, ...]
     outputs: tuple[Tensor, ...]
     after: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    uses: tuple[int, ...] = ()
 
     @property
     def chunk(self) -> int:
@@ -124,6 +128,7 @@ class Split:
         transfers: in the order of their index.
         handed_on: what one chunk makes and another one of its stage needs, numbered after the transfers; never sent.
         outputs: one per `graph.outputs`.
+        gathered: variables of which each rank of their stage has a part, so that the value is fed in for each use.
     """
 
     graph: OpGraph
@@ -132,6 +137,7 @@ class Split:
     transfers: tuple[Transfer, ...]
     handed_on: tuple[Transfer, ...]
     outputs: tuple[StepOutputPlan, ...]
+    gathered: frozenset[int] = frozenset()
 
     @property
     def stages(self) -> int:
@@ -182,6 +188,7 @@ def split(
     *,
     cut_backward: Collection[int] = (),
     recompute: Mapping[int, int] | None = None,
+    gathered: Collection[int] = (),
 ) -> Split:
     """Cuts a placed graph.
 
@@ -191,15 +198,16 @@ def split(
         composites: positions of outputs that are parts of one composite tensor; they stay together.
         cut_backward: chunks whose backward is made in two parts: what other chunks wait for, and all else.
         recompute: group of the nodes of layers whose forward is made again in backward, group by group.
+        gathered: variables of which each rank of their stage has a part: their layout's value is not whole.
 
     Returns:
         The segments, transfers and outputs of all stages.
 
     Raises:
         PlacementError: the cut goes through a tensor that cannot be sent, or separates an op from a variable it must
-            hold the handle of.
+            hold the handle of; or a variable of which ranks have parts is more than read.
     """
-    return _Splitter(assignment, local_outputs, composites, cut_backward, recompute or {}).run()
+    return _Splitter(assignment, local_outputs, composites, cut_backward, recompute or {}, gathered).run()
 
 
 class _Splitter:
@@ -210,6 +218,7 @@ class _Splitter:
         composites: Sequence[tuple[int, ...]],
         cut_backward: Collection[int],
         recompute: Mapping[int, int],
+        gathered: Collection[int],
     ) -> None:
         self.assignment = assignment
         self.graph = assignment.graph
@@ -220,6 +229,7 @@ class _Splitter:
         self.cut_backward = frozenset(cut_backward)
         self.waited_for: frozenset[int] = frozenset()
         self.group_of = recompute
+        self.gathered = frozenset(gathered)
         # What a sweep after backward reads is kept for it.
         late = (n for n, p in enumerate(self.places) if recompute and p.role is Role.HOME and p.sweep > 1)
         kept = {t.node for number in late for t in self.graph.nodes[number].inputs}
@@ -284,7 +294,7 @@ class _Splitter:
                 if output.tensor.node in self.members.get(key, ()):
                     self.exported[key][output.tensor] = None
         segments = {key: self._segment(key) for key in sorted(self.members) if self.members[key]}
-        return Split(self.graph, self.assignment, segments, transfers, handed_on, outputs)
+        return Split(self.graph, self.assignment, segments, transfers, handed_on, outputs, self.gathered)
 
     def _made_at(self, output: StepOutputPlan) -> Visit:
         """Returns the chunk, sweep and part that make an output which not all stages make."""
@@ -322,6 +332,12 @@ class _Splitter:
     def _check_handles(self, key: Visit, number: int) -> None:
         node = self.graph.nodes[number]
         touched = node.reads + node.writes
+        in_parts = next((v for v in touched if v in self.gathered), None)
+        if in_parts is not None and not (node.op in _READERS and self._can_copy(touched)):
+            raise PlacementError(
+                f"Op {node.name!r} ({node.op}) needs the handle of {self.graph.variables[in_parts].name!r}, of which "
+                f"each rank has a part. Only a weight that the step does nothing with but read it can be in parts."
+            )
         if not self._is_remote(key, touched) or (node.op in _READERS and self._can_copy(touched)):
             return
         variable = next(v for v in touched if self._is_remote(key, (v,)))
@@ -444,8 +460,10 @@ class _Splitter:
         nodes = tuple(n for n in members if self.graph.nodes[n].op not in SOURCES)
         sources = tuple(n for n in members if self.graph.nodes[n].op in SOURCES)
         remote = tuple(sorted(self.remote[key]))
-        # A handle only the remote reads need is not needed: they read the value that is fed in.
-        used = {t.node for n in nodes for t in self.graph.nodes[n].inputs if not self._reads_remote(key, n)}
+        # A handle that only reads of values need is not needed: they read what is fed in.
+        uses = tuple(n for n in nodes if self._is_use(key, n))
+        fed = {n for n in nodes if self._reads_remote(key, n)}.union(uses)
+        used = {t.node for n in nodes for t in self.graph.nodes[n].inputs if n not in fed}
         sources = tuple(n for n in sources if self.graph.nodes[n].op != VARIABLE or n in used)
         return Segment(
             key,
@@ -455,6 +473,7 @@ class _Splitter:
             remote_values=remote,
             outputs=tuple(sorted(self.exported[key])),
             after=self._waits(key) if key.sweep == 1 and self.group_of else (),
+            uses=uses,
         )
 
     def _waits(self, key: Visit) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -464,3 +483,8 @@ class _Splitter:
     def _reads_remote(self, key: Visit, number: int) -> bool:
         node = self.graph.nodes[number]
         return node.op in _READERS and self._is_remote(key, node.reads)
+
+    def _is_use(self, key: Visit, number: int) -> bool:
+        """Returns whether a node reads a variable of this stage of which ranks have parts."""
+        node = self.graph.nodes[number]
+        return node.op in _READERS and not self.gathered.isdisjoint(node.reads) and not self._reads_remote(key, number)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.layout import Layout
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.assign import assign
 from smp_tf.partition.split.split import Split, split
@@ -35,6 +36,7 @@ def cut(
     plan: Plan,
     local_outputs: frozenset[int] = frozenset(),
     composites: Sequence[tuple[int, ...]] = (),
+    layouts: Mapping[str, Layout] | None = None,
 ) -> Split:
     """Cuts a step as a plan says.
 
@@ -43,6 +45,7 @@ def cut(
         plan: the plan, which says where units and variables go.
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor.
+        layouts: of variables, by name; the value of those that have none here is whole on every rank of the stage.
 
     Returns:
         The segments and transfers of all stages.
@@ -63,4 +66,6 @@ def cut(
         assignment = assign(summed, count, chunk_of, owners, placement)
     program = program_of(plan.schedule, placement, plan.microbatches)
     in_two = {task.chunk for tasks in program for task in tasks if task.kind is Kind.W}
-    return split(assignment, local_outputs, composites, cut_backward=in_two, recompute=recompute)
+    in_parts = {name for name, layout in (layouts or {}).items() if not layout.has_whole_value}
+    gathered = [variable.index for variable in graph.variables if variable.name in in_parts]
+    return split(assignment, local_outputs, composites, cut_backward=in_two, recompute=recompute, gathered=gathered)

@@ -35,11 +35,14 @@ class CallersPart:
             where it reads variables, and returns the ops that have to run before variables change.
         check: writes the check of the batch.
         sum_sparse: writes the sum of a sparse gradient over the replicas.
+        gather: gives the whole value of a variable of which ranks have parts, by its index, for one use. Every use
+            asks anew, where its task comes in the list; the ops must not be merged over uses.
     """
 
     weigh: Callable[[tf.Tensor], Sequence[tf.Operation]] | None = None
     check: Callable[[tf.Tensor], None] | None = None
     sum_sparse: SumSparse | None = None
+    gather: Callable[[int], tf.Tensor] | None = None
 
 
 @dataclass
@@ -142,6 +145,12 @@ class Emission:
                 self.seeds[microbatch] = self.seed(microbatch)
             return self.seeds[microbatch]
         return self.values[tensor, microbatch]
+
+    def whole_value(self, variable: int) -> tf.Tensor:
+        """Returns the whole value of a variable of which ranks have parts, brought together now, for one use of it."""
+        assert self.callers.gather is not None
+        with tf.control_dependencies(self.after()):
+            return self.callers.gather(variable)
 
     def accumulate(self, tensor: Tensor, microbatch: int, value: tf.Tensor) -> None:
         """Adds up in this graph what has no accumulator."""

@@ -27,6 +27,8 @@ def emit_compute(emission: Emission, task: Task) -> None:
     microbatch = task.microbatch
     inputs = [emission.value_of(t, microbatch) for t in function.takes.arguments]
     inputs += [emission.remote[v] for v in function.takes.remote_values]
+    nodes = emission.program.split.graph.nodes
+    inputs += [emission.whole_value(nodes[number].reads[0]) for number in function.takes.uses]
     if function.takes.is_weighted:
         inputs.append(tf.cast(emission.weights[microbatch], tf.float64))
     if function.early is not None:
@@ -64,8 +66,11 @@ def emit_send(emission: Emission, task: Task) -> None:
         value = emission.values[transfer.tensor, task.microbatch]
     else:
         assert transfer.variable is not None
-        with tf.control_dependencies([emission.step.op]):
-            value = emission.program.variables[transfer.variable].read_value()
+        if transfer.variable in emission.program.split.gathered:
+            value = emission.whole_value(transfer.variable)
+        else:
+            with tf.control_dependencies([emission.step.op]):
+                value = emission.program.variables[transfer.variable].read_value()
         after = [emission.step.op]
     with tf.control_dependencies(after):
         op = send_recv.send(

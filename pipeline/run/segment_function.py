@@ -1,7 +1,8 @@
 """A segment as a TensorFlow function, traced once and called once per microbatch.
 
 The function takes what the segment needs from outside as arguments (microbatch slices, received tensors, stash,
-captured tensors, the seed, values of other stages' variables); handles of the variables its stage owns are captured.
+captured tensors, the seed, values of variables: of those of other stages, and of those of which this stage's ranks have
+parts, for each use). Handles of the other variables of its stage are captured.
 What is only summed over the microbatches it adds to the sum itself, and does not return.
 """
 
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from smp_tf.partition import tf_internals
 from smp_tf.partition.graph.op_graph import VARIABLE, OpGraph, Tensor, TensorType
-from smp_tf.partition.split.segment_graph import remote_value_name, segment_graph, tensor_name
+from smp_tf.partition.split.segment_graph import remote_value_name, segment_graph, tensor_name, use_name
 from smp_tf.partition.split.split import Segment
 from smp_tf.pipeline.run.accumulator import Accumulator
 from smp_tf.pipeline.run.early_sums import EarlySums
@@ -48,12 +49,14 @@ class Signature:
     Args:
         arguments: the tensors to pass: those of source nodes, then the segment's inputs.
         remote_values: variables of other stages, whose value is passed after them.
+        uses: nodes that read a variable of which ranks have parts; its whole value is passed for each, after those.
         is_weighted: whether the weight (a float64 scalar) of what the function adds to sums is passed after them.
         has_step: whether the number of the step is passed last, as it is where the function gives sums early.
     """
 
     arguments: tuple[Tensor, ...]
     remote_values: tuple[int, ...]
+    uses: tuple[int, ...]
     is_weighted: bool
     has_step: bool
 
@@ -65,6 +68,7 @@ class Signature:
         """
         specs = [_spec(graph.type_of(t), f"smp_argument_{i}") for i, t in enumerate(self.arguments)]
         specs += [_spec(graph.variables[v].type, f"smp_value_{v}") for v in self.remote_values]
+        specs += [_spec(graph.variables[graph.nodes[n].reads[0]].type, f"smp_use_{n}") for n in self.uses]
         if self.is_weighted:
             specs.append(tf.TensorSpec([], tf.float64, name="smp_weight"))
         if self.has_step:
@@ -80,6 +84,7 @@ class Signature:
         """
         names = [tensor_name(graph, t) for t in self.arguments]
         names += [remote_value_name(graph, v) for v in self.remote_values]
+        names += [use_name(graph, n) for n in self.uses]
         return dict(zip(names, passed, strict=False))
 
     def weight_in(self, passed: Sequence[tf.Tensor]) -> tf.Tensor | None:
@@ -88,7 +93,8 @@ class Signature:
         Args:
             passed: all that is passed.
         """
-        return passed[len(self.arguments) + len(self.remote_values)] if self.is_weighted else None
+        values = len(self.arguments) + len(self.remote_values) + len(self.uses)
+        return passed[values] if self.is_weighted else None
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,7 @@ class _Body:
         self.takes = Signature(
             (*sources, *segment.inputs),
             segment.remote_values,
+            segment.uses,
             is_weighted=summing.is_weighted and bool(summing.accumulators or given_early),
             has_step=summing.early is not None,
         )

@@ -25,6 +25,7 @@ import tf_keras
 
 from smp_tf.keras import layers as keras_adapter
 from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SEED, SOURCES, OpGraph, Tensor
+from smp_tf.partition.layout import Layout
 from smp_tf.partition.rewrite.passes import rewrite
 from smp_tf.partition.split.split import Split, Transfer
 from smp_tf.partition.split.step_outputs import Delivery
@@ -119,6 +120,7 @@ def cut_step(
     owners: Mapping[str, int] | None = None,
     placement: tuple[int, ...] | None = None,
     recompute: bool = False,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> CutStep:
     """The whole way from a function to segments of all stages.
 
@@ -131,6 +133,7 @@ def cut_step(
         owners: chunks of variables that an earlier step has placed, by name.
         placement: the stage of every chunk; None for that of the schedule.
         recompute: whether backward makes again what forward made.
+        layouts: of variables whose value is not whole, by name.
     """
     notes: list[str] = []
     ours = {id(v.handle) for model in models for v in model.variables}
@@ -151,7 +154,7 @@ def cut_step(
     decided = {v.index: owners[v.name] for v in graph.variables if owners and v.name in owners}
     plan = proposal.propose(graph, request, decided)
     returned = [s for s in tf.nest.flatten(lowered.results) if isinstance(s, OutputSlot)]
-    split = cut(graph, plan, composites=[s.outputs for s in returned if s.spec is not None])
+    split = cut(graph, plan, composites=[s.outputs for s in returned if s.spec is not None], layouts=layouts)
     program = plan_program(split, schedule, microbatches)
     variables: list[dict[int, tf.Variable]] = []
     for stage in range(stages):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from tensorflow.python.grappler import tf_optimizer
 
 from smp_tf.partition import tf_internals
 from smp_tf.partition.graph.op_graph import ARGUMENT, VARIABLE, OpGraph, Tensor
-from smp_tf.partition.split.segment_graph import remote_value_name, segment_graph, tensor_name
+from smp_tf.partition.split.segment_graph import remote_value_name, segment_graph, tensor_name, use_name
 from smp_tf.partition.split.split import Segment, Visit
 from tests.partition.op_graph_builder import GraphBuilder
 from tests.partition.traced_step import FLOATS, lowered, of_type, step_graph
@@ -279,7 +280,10 @@ def shape_of(w: tf.Variable, dtype: tf.DType) -> tf.Tensor:
         (lambda w, ids: shape_of(w, tf.int64), "VariableShape"),
     ],
 )
-def test_a_remote_weight_is_read_from_the_value_that_is_fed_in(reader: Any, op: str) -> None:
+@pytest.mark.parametrize("is_in_parts", [False, True])
+def test_a_weight_elsewhere_or_in_parts_is_read_from_the_value_that_is_fed_in(
+    reader: Any, op: str, is_in_parts: bool
+) -> None:
     """The variable itself holds other numbers, so a read of it would show."""
     own = tf.Variable(tf.zeros([20, 8]))
     table = np.random.default_rng(1).normal(size=[20, 8]).astype(np.float32)
@@ -287,9 +291,14 @@ def test_a_remote_weight_is_read_from_the_value_that_is_fed_in(reader: Any, op: 
     result = lowered(lambda x, ids: reader(own, ids), FLOATS, tf.TensorSpec([4], tf.int32))
     graph = result.graph
     assert len(of_type(graph, op)) == 1
-    written = segment_graph(graph, all_of(graph), owned=[])
+    uses = tuple(number for number, node in enumerate(graph.nodes) if node.reads)
+    if is_in_parts:
+        written = segment_graph(graph, dataclasses.replace(all_of(graph), uses=uses), owned=[0])
+    else:
+        written = segment_graph(graph, all_of(graph), owned=[])
     assert op not in {node.op for node in written.node}
     mapped = {
+        **{use_name(graph, number): tf.constant(table) for number in uses},
         remote_value_name(graph, 0): tf.constant(table),
         f"{of_type(graph, ARGUMENT)[1].name}:0": tf.constant(ids),
     }
