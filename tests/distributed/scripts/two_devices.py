@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.keras import layers
 
-from smp_tf.pipeline.run import stage_program
+from smp_tf.pipeline.run import microbatch_sums
 
 [cpu] = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -37,7 +37,7 @@ class Net(smp.DistributedModel):
 devices_of_sums = set()
 
 
-class NotedAccumulator(stage_program.Accumulator):
+class NotedAccumulator(microbatch_sums.Accumulator):
     def __init__(self, *args):
         super().__init__(*args)
         devices_of_sums.add(short(self._variable.device))
@@ -90,7 +90,7 @@ def devices_as_with_a_gpu(kind=None):
     return {None: [host, gpu], "CPU": [host], "GPU": [gpu]}[kind]
 
 
-stage_program.Accumulator = NotedAccumulator
+microbatch_sums.Accumulator = NotedAccumulator
 given = int(sys.argv[1]) if sys.argv[1:] else 1
 runs = [(given, None, 2), (given, "gradient_offload", 2), (given, "optimizer_offload", 2)]
 runs = [(2, None, 2), (2, "optimizer_offload", 2), *runs] if given == 1 else [*runs, (given, "gradient_offload", 1)]
