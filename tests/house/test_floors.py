@@ -84,17 +84,17 @@ PUBLIC = (
 #: Who may import tf_keras.
 KERAS = [
     "smp_tf/keras/",
-    "smp_tf/start/environment.py",
+    "smp_tf/start/environment.py",  # whether it is there
 ]
-#: Who may derive classes from those of Keras: what users are given, and callbacks that take part in `fit`.
+#: Who may derive classes from those of Keras, or mark them for Keras: the base stands in the class.
 BASES = [
-    "smp_tf/model/model.py",
+    "smp_tf/model/model.py",  # smp.DistributedModel
     "smp_tf/model/wrapped.py",
-    "smp_tf/optimizer/one_bit.py",
+    "smp_tf/optimizer/one_bit.py",  # smp.OneBitAdam and smp.OneBitLAMB, which Keras finds in files
     "smp_tf/optimizer/one_bit_adam.py",
     "smp_tf/optimizer/one_bit_lamb.py",
-    "smp_tf/training/agreement.py",
-    "smp_tf/training/callbacks.py",
+    "smp_tf/training/agreement.py",  # callbacks of ours that Keras's loops call
+    "smp_tf/training/callbacks.py",  # smp.callbacks
     "smp_tf/training/keras_callbacks.py",
 ]
 #: Who may import the modules that answer for tf_keras; all others ask the adapter.

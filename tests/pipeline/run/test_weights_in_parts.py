@@ -38,7 +38,7 @@ def training(stages: int = 1, layouts: Mapping[str, Layout] | None = None) -> Cu
     """A step whose first layer is called once more by its last."""
     shared = tf_keras.layers.Dense(WIDTH, activation="tanh", use_bias=False, name="shared")
     inputs = tf_keras.Input((WIDTH,))
-    model = tf_keras.Model(inputs, shared(tf_keras.layers.Dense(WIDTH, name="between")(shared(inputs))))
+    model = tf_keras.Model(inputs, shared(tf_keras.layers.Dense(WIDTH, name="between")(shared(inputs))), name="net")
     for number, variable in enumerate(model.variables):
         size = variable.shape.num_elements()
         variable.assign(tf.reshape(tf.linspace(-1.0, 0.5 + number, size), variable.shape))
@@ -86,7 +86,7 @@ def test_a_value_is_whole_where_all_ranks_of_the_stage_have_all_of_it() -> None:
 def test_each_use_is_an_input_in_place_of_a_read() -> None:
     step = training(layouts=LAYOUTS)
     forward, backward = (step.split.segments[0, sweep, 0] for sweep in (0, 1))
-    first, second = "model/shared/MatMul/ReadVariableOp", "model/shared/MatMul_1/ReadVariableOp"
+    first, second = "net/shared/MatMul/ReadVariableOp", "net/shared/MatMul_1/ReadVariableOp"
     assert sorted(reads(step, forward.uses)) == [first, second]
     # The first use has an input that needs no gradient.
     assert reads(step, backward.uses) == [second]
