@@ -1,4 +1,4 @@
-"""What tests, benchmarks, examples and other scripts import from smp_tf is there, also where only long tests would notice.
+"""What tests, benchmarks, examples and scripts import from smp_tf is there, also where only long tests would notice.
 
 mypy says so of smp_tf itself.
 """
