@@ -22,8 +22,9 @@ from tensorflow.python.framework.versions import GRAPH_DEF_VERSION
 
 from smp_tf.partition.graph.node_def import function_names, functions
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
-from smp_tf.partition.split.split import READ, Segment
+from smp_tf.partition.split.split import Segment
 
+_READ = "ReadVariableOp"
 #: Colocation with ops that may now lie in another segment.
 _COLOCATION = "_class"
 #: Ops whose node constant folding may use for other operands (its `ConstantPushDown`; seen in TensorFlow 2.21).
@@ -49,7 +50,7 @@ def use_name(graph: OpGraph, number: int) -> str:
         graph: the op graph.
         number: of the node that reads the variable; a plain read is the value.
     """
-    if graph.nodes[number].op == READ:
+    if graph.nodes[number].op == _READ:
         return tensor_name(graph, Tensor(number, 0))
     return f"{graph.nodes[number].name}/smp_value:0"
 
@@ -79,7 +80,7 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
     written_here = set(segment.nodes).difference(fed)
 
     def name_of(tensor: Tensor) -> str:
-        if tensor.node in fed and graph.nodes[tensor.node].op == READ:
+        if tensor.node in fed and graph.nodes[tensor.node].op == _READ:
             return fed[tensor.node]
         return tensor_name(graph, tensor)
 
@@ -92,7 +93,7 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
         lasting = _lasting(graph, (*node.control, *after.get(number, ())), written_here)
         control = [f"^{graph.nodes[c].name}" for c in lasting]
         if number in fed:
-            if node.op == READ:
+            if node.op == _READ:
                 continue
             inputs[0] = fed[number]
             if node.op == "ResourceGather":

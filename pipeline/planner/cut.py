@@ -8,7 +8,8 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.layout import Layout
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.assign import assign
-from smp_tf.partition.split.split import Split, split
+from smp_tf.partition.split.split import Split
+from smp_tf.partition.split.splitter import split
 from smp_tf.partition.split.sums import sum_before_sending
 from smp_tf.partition.units.recompute import groups_of_nodes
 from smp_tf.partition.units.units import Unit

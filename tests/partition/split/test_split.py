@@ -9,7 +9,8 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import SEED, OpGraph, Tensor, TensorType
 from smp_tf.partition.split.assign import assign
-from smp_tf.partition.split.split import Segment, Split, Transfer, Visit, split
+from smp_tf.partition.split.split import Segment, Split, Transfer, Visit
+from smp_tf.partition.split.splitter import split
 from smp_tf.partition.split.step_outputs import Delivery, StepOutputPlan
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.split.assign import assign
-from smp_tf.partition.split.split import Split, split
+from smp_tf.partition.split.split import Split
+from smp_tf.partition.split.splitter import split
 from smp_tf.partition.units.cost import Costs, Flow, Stash, UnitCost, estimate
 from smp_tf.partition.units.recompute import group_units, groups_of_nodes, needed_again, remade_nodes, with_recompute
 from smp_tf.partition.units.units import build_units
