@@ -322,7 +322,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             )
         restoring = pending.current()
         if isinstance(restoring, Restore):
-            waiting = restoring.check()
+            waiting = restoring.check(found)
             if waiting:
                 raise CheckpointError(
                     f"Checkpoint {name!r} would lose state of checkpoint {restoring.name!r} that nothing has taken up "

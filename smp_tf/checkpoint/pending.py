@@ -29,7 +29,7 @@ class Pending(Protocol):
     def take_what_exists(self) -> None:
         """Restores what has come into being since, before the first step runs."""
 
-    def optimizer_ready(self) -> None:
+    def optimizer_ready(self, optimizer: Any) -> None:
         """Gives slots their values, once an optimizer has made them on this rank or has none to make here."""
 
     def count_step(self) -> None:
@@ -93,7 +93,7 @@ def optimizer_ready(optimizer: Any, built: bool = True) -> None:
         built: whether it was built for variables of this rank.
     """
     if optimizer_reports.report(optimizer, built) and _pending is not None:
-        _pending.optimizer_ready()
+        _pending.optimizer_ready(optimizer)
 
 
 def count_step() -> None:

@@ -6,9 +6,13 @@ first step         owners decided: the same for the model's variables, whose val
 apply_gradients    slots made: assigned, in place of zeros
 second step        what nobody has taken up is an error
 
+One survey says what there is, and is handed on from each of these moments to the next. Only a step that makes
+variables of a model, as the first one does, replaces it by a new one.
+
 A rank reads the tensors, or rows of them, that it stores and no others, from whichever parts hold them, a few at a
-time. Nothing is assigned anywhere before every rank has seen its own tensors whole, so a damaged file leaves all as it
-was.
+time. It reads them twice. The first time it only looks whether they are whole, and tells all ranks; the second time it
+assigns. So nothing is assigned anywhere before every rank has seen its own tensors whole, and a damaged file leaves all
+ranks as they were. To keep what was read the first time would take memory for a second set of weights and slots.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from smp_tf.checkpoint.manifest import Manifest, StoredTensor
 from smp_tf.checkpoint.survey import Item, Kind, Survey, survey, variable_of_slot
 from smp_tf.errors import CheckpointError
 from smp_tf.job import exchange, runtime
+from smp_tf.keras import adapter
 from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.sharding import layouts
 from smp_tf.variables import assigned_values, precedence, step_seeds
@@ -51,6 +56,9 @@ class Restore:
         self._partial = expect_partial
         self._done: set[str] = set()
         self._steps = 0
+        self._found = Survey()
+        #: Whether the survey was made for the step that is being prepared.
+        self._is_of_step = False
         self._moment = precedence.now()
         self.due = variables.make_script_variable(initial_value=True, trainable=False, name="smp_due")
 
@@ -65,7 +73,7 @@ class Restore:
         Raises:
             CheckpointError: on all ranks, when on any of them something is damaged, missing, or does not fit.
         """
-        found = survey(self._checkpoint)
+        found = self._found = survey(self._checkpoint)
         items = self._to_take(found)
         problems: list[str] = []
         try:
@@ -82,11 +90,12 @@ class Restore:
 
     def values_for(self, decided: Sequence[Decision]) -> Callable[[Any], tf.Tensor | None]:
         """Does what `pending.values_for` says."""
-        found = survey(self._checkpoint)
+        found = self._found = survey(self._checkpoint)
         key_of = found.key_of()
         place = runtime.current().topology.place
         known = {key_of[key]: d for d in decided if (key := id(d.variable.handle)) in key_of}
         if not known:
+            self._is_of_step = True
             return lambda variable: None
         here = {key: decision for key, decision in known.items() if decision.layout.is_here(place)}
         own = {key: Item(key, Kind.MODEL, decision.variable, decision.layout) for key, decision in here.items()}
@@ -95,6 +104,7 @@ class Restore:
         with tf.init_scope():
             problems += [] if problems else self._damage(wanted)
         self._agree(problems, f"restoring the model's variables from checkpoint {self.name!r}")
+        self._is_of_step = True
 
         def value(variable: Any) -> tf.Tensor | None:
             key = key_of.get(id(variable.handle))
@@ -111,13 +121,18 @@ class Restore:
 
     def take_what_exists(self) -> None:
         """Does what `pending.take_what_exists` says."""
+        is_surveyed, self._is_of_step = self._is_of_step, False
         # Later, the script may have changed what it has made.
         if self._steps == 0:
-            self._take(self._to_take(survey(self._checkpoint)))
+            self._found = self._found.again() if is_surveyed else survey(self._checkpoint)
+            self._take(self._to_take(self._found))
 
-    def optimizer_ready(self) -> None:
+    def optimizer_ready(self, optimizer: Any) -> None:
         """Gives the slots and other variables that an optimizer has made their values."""
-        found = survey(self._checkpoint)
+        known = {id(adapter.slots().innermost(one)) for one in self._found.found_at.values()}
+        is_known = id(adapter.slots().innermost(optimizer)) in known
+        # The script may have added it to the checkpoint after the call.
+        found = self._found = self._found.again() if is_known else survey(self._checkpoint)
         ready = set(found.optimizers) - set(found.waiting)
         self._take([item for item in self._to_take(found) if item.optimizer in ready])
 
@@ -129,17 +144,19 @@ class Restore:
         """
         self._steps += 1
         if self._steps > 1 and self.due:
-            waiting = self.check()
+            waiting = self.check(self._found.again())
             if not waiting:
                 self.due.assign(False)
 
-    def check(self) -> list[str]:
+    def check(self, found: Survey) -> list[str]:
         """Returns the keys of state whose objects are not there yet: of a model no step has used, or an optimizer.
+
+        Args:
+            found: what there is now.
 
         Raises:
             CheckpointError: there is state that nothing will ever take up.
         """
-        found = survey(self._checkpoint)
         problems = self._left_over(found)
         if problems:
             raise CheckpointError(problems[0])
@@ -155,7 +172,7 @@ class Restore:
         """
         if self._steps == 0 or not self.due:
             return
-        waiting = self.check()
+        waiting = self.check(self._found.again())
         if waiting:
             announce(
                 f"of checkpoint {self.name!r} nothing took up {_listed(waiting)}.", runtime.current().topology.rank

@@ -10,6 +10,8 @@ A variable's key is its shortest path of attributes from the root, as in TensorF
 the number of partitions. A slot's key is that of its variable, and never an index, also where a rank has the slot of
 some rows only. As in TensorFlow, "/" and "." in a name are written ".S" and "..", so that a name after "/." is none of
 the user's.
+
+A survey can be handed on. `Survey.again` says what has become of its objects, without another walk.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -101,6 +104,7 @@ class Survey:
         waiting: paths of optimizers that have not made their slots yet.
         orphans: (path of the optimizer, number of slots' variables that cannot be reached from the root).
         other_shares: paths of optimizers that have slots of another share than this rank would have now.
+        reached: the objects that the walk has come to; None where there was no walk.
     """
 
     items: dict[str, Item] = dataclasses.field(default_factory=dict)
@@ -111,6 +115,15 @@ class Survey:
     waiting: list[str] = dataclasses.field(default_factory=list)
     orphans: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     other_shares: list[str] = dataclasses.field(default_factory=list)
+    reached: Reached | None = None
+
+    def again(self) -> Survey:
+        """Returns what is to be said now of the same objects, and of what their optimizers have made since."""
+        if self.reached is None:
+            return self
+        with tf.init_scope():
+            self.reached.follow_optimizers()
+            return _Report(self.reached).found
 
     def key_of(self) -> dict[int, str]:
         """Returns the key of every variable, by `id` of its handle."""
@@ -138,52 +151,79 @@ def survey(root: Any) -> Survey:
         What was found.
     """
     with tf.init_scope():
-        return _Walk().from_root(root)
+        return _Report(Reached(root)).found
 
 
-class _Walk:
-    def __init__(self) -> None:
-        self.found = Survey()
+class Reached:
+    """The objects that are reachable from a root, in the order in which a walk has come to them.
+
+    Args:
+        root: where the walk begins.
+    """
+
+    def __init__(self, root: Any) -> None:
+        #: Path, object, and the optimizer (by path) and the model that it belongs to; optimizers are not among them.
+        self.objects: list[tuple[str, Any, str, SplitModel | None]] = []
+        self.optimizers: list[tuple[str, Any]] = []
+        self.models: list[tuple[str, SplitModel]] = []
         self._seen: dict[int, Any] = {}
         self._handles: set[int] = set()
-        self._optimizers: list[tuple[str, Any]] = []
+        self._walk([("", root, "", None)])
 
-    def from_root(self, root: Any) -> Survey:
-        left: deque[tuple[str, Any, str, Any]] = deque([("", root, "", None)])
+    def follow_optimizers(self) -> None:
+        """Adds what optimizers have made since, such as the counters that older ones make when they are first used."""
+        for path, optimizer in list(self.optimizers):
+            children = adapter.slots().children(optimizer)
+            self._walk((_joined(path, name), child, path, None) for name, child in children.items())
+
+    def _walk(self, begin: Iterable[tuple[str, Any, str, SplitModel | None]]) -> None:
+        left = deque(begin)
         while left:
             path, value, optimizer, model = left.popleft()
             if id(value) in self._seen:
                 continue
             self._seen[id(value)] = value  # keeps it alive, so that the id stays its own
             if isinstance(value, tf.Variable):
-                self._add_variable(path, value, optimizer, model)
+                if id(value.handle) not in self._handles:
+                    self._handles.add(id(value.handle))
+                    self.objects.append((path, value, optimizer, model))
                 continue
             if adapter.layers().is_metric(value):
                 model = None  # a metric is the script's, also in a model
             if adapter.slots().is_optimizer(value):
                 optimizer, model = path, None
-                self._optimizers.append((path, value))
+                self.optimizers.append((path, value))
                 tracked = adapter.slots().children(value)
             else:
-                self._add_state(path, value, optimizer)
+                self.objects.append((path, value, optimizer, model))
                 tracked = tf.train.TrackableView.children(value)
             if is_distributed(value):
-                self.found.has_models = True
                 model = value
-                if not _is_settled(value):
-                    self.found.unfinished.append(path)
+                self.models.append((path, value))
             if isinstance(value, tf.train.Checkpoint):
                 # It names the object that it was made around twice, once in private.
                 tracked = {name: child for name, child in tracked.items() if name != "_root"}
-            for name, child in tracked.items():
-                left.append((f"{path}/{_escaped(name)}" if path else _escaped(name), child, optimizer, model))
-        self._add_slots()
-        return self.found
+            left.extend((_joined(path, name), child, optimizer, model) for name, child in tracked.items())
+
+
+class _Report:
+    """What is to be said of objects now.
+
+    Args:
+        reached: the objects.
+    """
+
+    def __init__(self, reached: Reached) -> None:
+        unfinished = [path for path, model in reached.models if not _is_settled(model)]
+        self.found = Survey(has_models=bool(reached.models), unfinished=unfinished, reached=reached)
+        for path, value, optimizer, model in reached.objects:
+            if isinstance(value, tf.Variable):
+                self._add_variable(path, value, optimizer, model)
+            else:
+                self._add_state(path, value, optimizer)
+        self._add_slots(reached.optimizers)
 
     def _add_variable(self, path: str, variable: Any, optimizer: str, model: SplitModel | None) -> None:
-        if id(variable.handle) in self._handles:
-            return
-        self._handles.add(id(variable.handle))
         store = variables.store_of(variable)
         state = store.state(variable) if store is not None else None
         if state is not None:
@@ -202,11 +242,11 @@ class _Walk:
             key = f"{path}{_STATE}{part}"
             self.found.items[key] = Item(key, Kind.STATE, value, optimizer=optimizer, part=part)
 
-    def _add_slots(self) -> None:
+    def _add_slots(self, optimizers: Iterable[tuple[str, Any]]) -> None:
         reachable = [item for item in self.found.items.values() if item.kind is not Kind.STATE]
         item_of = {id(item.target): item for item in reachable}
         seen: set[int] = set()
-        for path, optimizer in self._optimizers:
+        for path, optimizer in optimizers:
             inner = adapter.slots().innermost(optimizer)
             if id(inner) in seen:
                 continue
@@ -249,6 +289,10 @@ def _is_settled(model: SplitModel) -> bool:
     if not model.built or model._smp_store.is_new:
         return False
     return len(model._smp_store) > 0 or not model.variables
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}/{_escaped(name)}" if path else _escaped(name)
 
 
 def _escaped(name: str) -> str:

@@ -322,6 +322,31 @@ class TestRestore:
         # Once in a graph that is thrown away, for its shape.
         assert ran == [False]
 
+    def test_hands_one_survey_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        saved(tmp_path)
+        made: list[Any] = []
+
+        def counted(root: Any) -> Any:
+            made.append(original(root))
+            return made[-1]
+
+        original = restore.survey
+        monkeypatch.setattr(restore, "survey", counted)
+        new_process()
+        training = Training()
+        manager_of(training, tmp_path).restore()
+        assert len(made) == 1
+        # The first step makes the model's variables. What comes after it goes by the survey that it has made.
+        training.losses(2)
+        assert len(made) == 2
+        training.losses(3, 4)
+        assert len(made) == 2
+        assert not bool(pending.current().due)
+        # All exists now, so that the call makes the only one.
+        manager_of(training, tmp_path).restore()
+        training.losses(2, 3)
+        assert len(made) == 3
+
     def test_costs_a_step_one_bool_once_all_is_there(self, tmp_path: Path) -> None:
         saved(tmp_path)
         training = Training()
