@@ -1,21 +1,21 @@
 """Gives every op of the step a chunk and a sweep, from the chunks of the model's units.
 
-A microbatch passes the chunks in sweeps, up and down in turn; an op runs in the earliest sweep that its inputs allow:
+A microbatch passes the chunks in sweeps, up and down in turn. An op runs in the earliest sweep that its inputs allow:
 
     chunk      0     1     2     3
     sweep 0    F ──▶ F ──▶ F ──▶ F ─┐     forward
     sweep 1    B ◀── B ◀── B ◀── B ◀┘     backward
     sweep 2    └───▶ T ──▶ T ──▶ T        what still crosses chunks after that, such as a norm over all gradients
 
-Within an even sweep data flows to later chunks only, within an odd one to earlier chunks only; from one sweep to a
+Within an even sweep data flows only to later chunks, and within an odd one only to earlier chunks. From one sweep to a
 later one it may flow anywhere. A stage is what one rank runs: a chunk, or several of them. An op is one of:
 
 - HOME: runs once per microbatch, on its chunk, in its sweep.
-- FREE: without effect, cheap, and made only of what every rank has (arguments, constants, captured tensors, shapes);
-  it is copied to wherever it is read and never sent.
-- WEIGHT: a cheap function of weights that no op of the step writes; made anew wherever it is read, rather than stashed
-  or sent. A stage without the chunk that owns the weight gets its value once per step.
-- REPLICATED: writes a variable of the script's own (a metric), or follows from one; runs on every rank, once.
+- FREE: without effect, cheap, and made only of what every rank has (arguments, constants, captured tensors, shapes). It
+  is copied to wherever it is read, and never sent.
+- WEIGHT: a cheap function of weights that no op of the step writes. It is made anew wherever it is read, and neither
+  stashed nor sent. A stage without the chunk that owns the weight gets its value once per step.
+- REPLICATED: writes a variable of the script's own (a metric), or follows from one. It runs once on every rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from smp_tf.partition.units.units import weight_derived
 
 
 class Role(enum.Enum):
-    """How an op is placed; the module's docstring says what each means."""
+    """How an op is placed. The module's docstring says what each role means."""
 
     HOME = "home"
     FREE = "free"
@@ -45,8 +45,9 @@ class Place:
 
     Args:
         role: how it is placed.
-        chunk: its chunk; None for FREE and REPLICATED ops; for WEIGHT ops the owner's, where it is made as an output.
-        sweep: its sweep; `Assignment.replicated_sweep` for REPLICATED ops, 0 where it has no meaning.
+        chunk: the chunk of the op; None for FREE and REPLICATED ops. A WEIGHT op has the owner's chunk, where it is
+            made as an output.
+        sweep: the sweep of the op; `Assignment.replicated_sweep` for REPLICATED ops, 0 where it has no meaning.
     """
 
     role: Role
@@ -61,9 +62,9 @@ class Assignment:
     Args:
         graph: the graph.
         placement: the stage of every chunk.
-        places: one `Place` a node.
+        places: one `Place` for each node.
         sweeps: number of sweeps of the HOME ops.
-        owners: for each variable of the model its chunk; None for the script's own.
+        owners: the chunk of each variable of the model; None for a variable of the script's own.
     """
 
     graph: OpGraph
@@ -74,16 +75,16 @@ class Assignment:
 
     @property
     def chunks(self) -> int:
-        """Number of chunks."""
+        """Returns the number of chunks."""
         return len(self.placement)
 
     @property
     def stages(self) -> int:
-        """Number of stages."""
+        """Returns the number of stages."""
         return 1 + max(self.placement)
 
     def stage_of(self, chunk: int | None) -> int | None:
-        """Returns the stage of a chunk; None of none, as what all stages make has."""
+        """Returns the stage of a chunk; None where there is no chunk, as for what all stages make."""
         return None if chunk is None else self.placement[chunk]
 
     def first_chunk(self, stage: int) -> int:
@@ -92,7 +93,7 @@ class Assignment:
 
     @property
     def replicated_sweep(self) -> int:
-        """The sweep of the REPLICATED ops: after all others, and never forward or backward."""
+        """Returns the sweep of the REPLICATED ops. It comes after all others, and is never forward or backward."""
         return max(2, self.sweeps)
 
 
@@ -109,7 +110,7 @@ def assign(
         graph: a pruned op graph.
         chunks: number of chunks.
         chunk_of: chunk of every forward node that belongs to a unit of the model.
-        owners: chunk of variables whose owner is already decided, by index; others go to the chunk of their first use.
+        owners: chunk of variables whose owner is already decided, by index. Others go to the chunk of their first use.
         placement: the stage of every chunk; None where each is a stage of its own.
 
     Returns:
@@ -225,7 +226,7 @@ class _Assigner:
         return min(in_latest) if latest % 2 else max(in_latest)
 
     def _largest_gradients(self, node: Node) -> list[int]:
-        """Returns the stages of the largest inputs that follow from gradients: numbers come to gradients."""
+        """Returns the stages of the largest inputs that follow from gradients, since scalars are sent to gradients."""
         found: dict[int, list[int]] = {}
         for tensor in node.inputs:
             place = self.places[tensor.node]

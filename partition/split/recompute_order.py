@@ -1,11 +1,11 @@
-"""Lets ops that make layers again in backward wait for the gradient that comes into their group.
+"""Makes ops that make layers again in backward wait for the gradient that comes into their group.
 
     group 1      ■ ■ ▶ ∂d ∂c ─┐ gradient
                               │
     group 0      ■ ■ ◀────────┤ what has no other input to wait for
                   └───▶ ∂b ∂a ◀┘
 
-Without that all groups of a segment would be made again as soon as it begins, and be there together.
+Without this, all groups of a segment would be made again as soon as it begins, and be in memory together.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def waits_of_groups(
     taken: Collection[Tensor],
     group_of: Mapping[int, int],
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Returns the nodes of a segment of backward that wait, each with those that it waits for.
+    """Returns the nodes of a backward segment that wait, each with the nodes that it waits for.
 
     Args:
         graph: the op graph.
-        places: of all its nodes.
-        nodes: those of the segment.
-        own: those that are at home in it.
-        taken: tensors that it is given.
+        places: places of all its nodes.
+        nodes: nodes of the segment.
+        own: nodes that are at home in the segment.
+        taken: tensors that the segment is given.
         group_of: group of the nodes, forward and backward, of layers that are made again.
     """
     members, inside = sorted(nodes), frozenset(own)
@@ -51,7 +51,7 @@ def waits_of_groups(
         first = [n for n in sorted(copies) if not any(t.node in copies for t in graph.nodes[n].inputs)]
         given = (t.node for n in backward[group] for t in graph.nodes[n].inputs)
         entering = {number for number in given if number in inside and group_of.get(number) != group}
-        # What itself waits for the group cannot be waited for: so it is where layers share a gradient.
+        # A gradient that itself waits for the group cannot be waited for. It may do so where layers share a gradient.
         waited_for = tuple(sorted(entering - _behind(first, readers)))
         if waited_for:
             found.update((number, waited_for) for number in first)
@@ -61,7 +61,7 @@ def waits_of_groups(
 
 
 def _behind(first: Sequence[int], readers: Mapping[int, Sequence[int]]) -> set[int]:
-    """Returns all that comes after some nodes, and these."""
+    """Returns some nodes and all nodes that come after them."""
     reached, stack = set(first), list(first)
     while stack:
         for reader in readers.get(stack.pop(), ()):
@@ -78,10 +78,10 @@ def _by_group(
     readers: Mapping[int, Sequence[int]],
     group_of: Mapping[int, int],
 ) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
-    """Returns what a segment makes again, by its group, and the backward nodes of the group.
+    """Returns what a segment makes again, by group, and the backward nodes of each group.
 
-    With a group goes what is made anew anyway, and is read by that group alone: the random numbers of its dropout, or
-    weights that are cast for it.
+    A group also has the nodes that are made anew anyway and that only it reads, such as the random numbers of its
+    dropout, or weights that are cast for it.
     """
     again: dict[int, set[int]] = defaultdict(set)
     backward: dict[int, list[int]] = defaultdict(list)

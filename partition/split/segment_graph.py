@@ -1,14 +1,14 @@
 """A segment of an op graph as a TensorFlow GraphDef, ready to be imported into a function.
 
-TensorFlow's constant folding takes the node of a product for another product where it can compute with constants first,
-and what waited for that node then waits for nothing. Gradients are written such that what can be computed without the
-gradient of the output waits for it, so that not all of it is there from the begin of backward on:
+TensorFlow's constant folding reuses the node of a product for another product, so that constants are multiplied first.
+An op that waited for that node then waits for nothing. Gradients are written such that ops which do not need the
+gradient of the output still wait for it, so that their results are not in memory from the begin of backward on:
 
     dy ─▶ Mul ─▶ Mul(c) ─▶ Mul ─▶ dx            dy ─▶ Mul(y) ─▶ Mul ─▶ dx
           ┊                ▲              is                    ▲             and Exp of all layers are there at once
           └┄┄▶ Square ─▶ Exp            folded    Square ─▶ Exp
 
-So such an op waits for the maker of dy instead.
+So such an op is made to wait for the maker of dy instead.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from smp_tf.partition.split.split import Segment
 _READ = "ReadVariableOp"
 #: Colocation with ops that may now lie in another segment.
 _COLOCATION = "_class"
-#: Ops whose node constant folding may use for other operands (its `ConstantPushDown`; seen in TensorFlow 2.21).
+#: Ops whose node constant folding may use for other operands (`ConstantPushDown` of TensorFlow 2.21).
 _REUSED_OPS = frozenset({"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv"})
-#: Of chains of sums through a whole model the makers are as many as it has layers, for every node that waits.
+#: The most makers to wait for. A chain of sums through a whole model has as many as layers, for every node that waits.
 _MOST_SEEN = 32
 
 
@@ -56,12 +56,12 @@ def use_name(graph: OpGraph, number: int) -> str:
 
 
 def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> graph_pb2.GraphDef:
-    """Writes a segment as a GraphDef whose inputs are names to be mapped on import.
+    """Writes a segment as a GraphDef. Its inputs are names, to be mapped on import.
 
     Args:
         graph: the op graph.
-        segment: which of its nodes.
-        owned: variables whose handle is at hand; reads of others become reads of the value that is fed in.
+        segment: the segment.
+        owned: variables whose handle is at hand. Reads of others become reads of the value that is fed in.
 
     Returns:
         The GraphDef with the functions its nodes call. Tensors from elsewhere appear as names only, by `tensor_name`,
@@ -111,12 +111,12 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
 
 
 def _lasting(graph: OpGraph, waited: Iterable[int], inside: Collection[int]) -> list[int]:
-    """Returns what to wait for in place of given nodes and is not forgotten by TensorFlow: see the top of the file.
+    """Returns nodes to wait for in place of given ones, whose waits TensorFlow keeps (see the top of the file).
 
     Args:
         graph: the op graph.
         waited: the nodes.
-        inside: nodes that are written; what others make is there from the begin on.
+        inside: nodes that are written. What other nodes make exists from the begin on.
     """
     lasting: dict[int, None] = {}
     for number in waited:
@@ -126,7 +126,7 @@ def _lasting(graph: OpGraph, waited: Iterable[int], inside: Collection[int]) -> 
 
 
 def _makers(graph: OpGraph, number: int, inside: Collection[int]) -> list[int]:
-    """Returns the node, or nodes that it needs and whose own nodes TensorFlow does not use for others."""
+    """Returns the node, or nodes that it needs and that TensorFlow does not use for other ops."""
     seen, stack = {number}, [number]
     makers: list[int] = []
     while stack:
@@ -142,7 +142,7 @@ def _makers(graph: OpGraph, number: int, inside: Collection[int]) -> list[int]:
         stack.extend(reversed(before))
         if len(seen) > _MOST_SEEN:
             return [number]
-    # Where all that it needs is there from the begin on, the node itself.
+    # The node itself, where all that it needs exists from the begin on.
     return makers or [number]
 
 

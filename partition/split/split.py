@@ -35,7 +35,7 @@ class Visit(NamedTuple):
     """When a microbatch is in a chunk.
 
     Attributes:
-        chunk, sweep: where and when.
+        chunk, sweep: the chunk and the sweep.
         part: 1 for what only weights need of a backward that is cut in two; else 0.
     """
 
@@ -56,7 +56,7 @@ class Segment:
         remote_values: variables of other stages whose value it reads; the value is fed in, once per step.
         uses: nodes that read a variable of this stage of which ranks have parts; the whole value is fed in, for each.
         outputs: tensors that later segments, other stages or the caller need.
-        after: nodes that wait for others besides their inputs, each with those.
+        after: nodes that wait for others besides their inputs, each with these others.
     """
 
     visit: Visit
@@ -85,10 +85,10 @@ class Transfer:
 
     Args:
         index: running number, the same on every rank.
-        tensor: what is sent; None for the value of a variable.
-        variable: whose value is sent once per step; None for a tensor.
-        src_chunk, src_sweep: where it is made; sweep None for what is there when the step starts.
-        dst_chunk, dst_sweep: where that stage first needs it; sweep None for a result of the step.
+        tensor: the tensor that is sent; None for the value of a variable.
+        variable: the variable whose value is sent once per step; None for a tensor.
+        src_chunk, src_sweep: where it is made. The sweep is None for what exists when the step starts.
+        dst_chunk, dst_sweep: where the other stage first needs it. The sweep is None for a result of the step.
         is_sum: whether the tensor's sum over the microbatches is sent, once per step.
     """
 
@@ -103,16 +103,16 @@ class Transfer:
 
     @property
     def once_per_step(self) -> bool:
-        """Whether it is sent once per step rather than for every microbatch."""
+        """Returns whether it is sent once per step and not for every microbatch."""
         return self.is_sum or self.variable is not None
 
 
 @dataclass(frozen=True)
 class Split:
-    """A step, cut: the segments of all stages, the transfers between them and the way of each output.
+    """A step that is cut: the segments of all stages, the transfers between them, and the way of each output.
 
     Args:
-        graph: the op graph all numbers refer to.
+        graph: the op graph that all numbers refer to.
         assignment: the placement that was cut.
         segments: by visit; where a chunk has nothing to do there is none.
         transfers: in the order of their index.
@@ -131,12 +131,12 @@ class Split:
 
     @property
     def stages(self) -> int:
-        """Number of stages."""
+        """Returns the number of stages."""
         return self.assignment.stages
 
     @property
     def placement(self) -> tuple[int, ...]:
-        """The stage of every chunk."""
+        """Returns the stage of every chunk."""
         return self.assignment.placement
 
     def segments_of(self, stage: int) -> dict[Visit, Segment]:
@@ -153,13 +153,13 @@ class Split:
 
     @cached_property
     def sweeps(self) -> int:
-        """Number of sweeps, the last one of replicated ops included."""
+        """Returns the number of sweeps, with the last one for replicated ops."""
         return 1 + max((sweep for _, sweep, _ in self.segments), default=0)
 
     def stash(self, stage: int) -> tuple[Tensor, ...]:
         """Returns the tensors that the stage keeps between forward and backward, and between the parts of backward.
 
-        Of one microbatch; what backward leaves for a later sweep is not among them.
+        They are those of one microbatch. What backward leaves for a later sweep is not among them.
         """
         kept: dict[Tensor, None] = {}
         own = self.segments_of(stage)

@@ -18,7 +18,7 @@ from smp_tf.partition.split.assign import Assignment, Role
 
 
 class Delivery(enum.Enum):
-    """Who gets an output of the step: every rank (sent), every rank (made there), its stage alone, or all its sum."""
+    """Who gets an output of the step: every rank, sent or made there; its stage alone; or all ranks its sum."""
 
     SENT_TO_ALL = "sent to all"
     MADE_BY_ALL = "made by all"
@@ -33,15 +33,16 @@ class StepOutputPlan:
     Args:
         tensor: the tensor.
         delivery: who gets it.
-        chunk: the chunk that makes it; None where all stages make it.
+        chunk: the chunk that makes it; None where all stages do.
         is_gradient: whether it was computed from gradients.
-        is_part: whether it is a part of a composite tensor (sparse slices), whose parts stay per microbatch.
-        follows_state: whether it was computed from a variable that the step writes, such as the result of a metric:
-            its value after the last microbatch is that of the whole batch.
-        summands: for a gradient that is made on other chunks than its variable's owner, `chunk`: the contributions.
-            Each is summed over the microbatches where it is made and sent to its stage once per step; the output is
-            the sum of all. Where `tensor` is not among them it is never computed. With SUM_TO_ALL they go to every
-            stage, and each adds them up: the gradient of a variable of the script, which lives on every rank.
+        is_part: whether it is a part of a composite tensor (sparse slices). Such parts are kept for each microbatch.
+        follows_state: whether it was computed from a variable that the step writes, such as the result of a metric.
+            Then its value after the last microbatch is that of the whole batch.
+        summands: the contributions to a gradient that are made on other chunks than its variable's owner, `chunk`. Each
+            is summed over the microbatches where it is made, and sent to the owner's stage once per step. The output is
+            the sum of all. Where `tensor` is not among them, it is never computed. With SUM_TO_ALL they go to every
+            stage, and each adds them up. This is for the gradient of a variable of the script, which lives on every
+            rank.
     """
 
     tensor: Tensor
@@ -54,7 +55,7 @@ class StepOutputPlan:
 
     @property
     def is_summed(self) -> bool:
-        """Whether the stage that makes it adds it up over the microbatches instead of keeping each."""
+        """Returns whether the stage that makes it adds it up over the microbatches instead of keeping each."""
         return self.is_gradient and self.delivery in (Delivery.LOCAL, Delivery.SUM_TO_ALL) and not self.is_part
 
     def gets_sum(self, stage: int, placement: Sequence[int]) -> bool:
@@ -71,7 +72,7 @@ def plan_outputs(
     Args:
         assignment: the placement of every op.
         local_outputs: positions of outputs that stay with the stage that makes them.
-        composites: positions of outputs that are parts of one composite tensor; they stay together.
+        composites: positions of outputs that are parts of one composite tensor, and stay together.
 
     Raises:
         PlacementError: an output cannot leave its process, or a sparse gradient is not where it belongs.
@@ -94,10 +95,10 @@ class _Planner:
     def run(self) -> tuple[StepOutputPlan, ...]:
         planned = [self._plan_output(i, t) for i, t in enumerate(self.graph.outputs)]
         for parts in self.composites:
-            # Indices of sparse slices may be free to make anywhere; they go where the values are.
+            # Indices of sparse slices may be free to be made anywhere. They go where the values are.
             leader = next((planned[i] for i in parts if planned[i].chunk is not None), planned[parts[0]])
             for i in parts:
-                # A part that every stage makes (a shape) is never sent; it only stays at home where the values do.
+                # A part that every stage makes (a shape) is never sent. It only stays at home where the values do.
                 made_by_all = planned[i].chunk is None and leader.delivery is not Delivery.LOCAL
                 planned[i] = replace(
                     planned[i],
@@ -111,8 +112,8 @@ class _Planner:
     def _with_summands(self, output: StepOutputPlan) -> StepOutputPlan:
         """Brings the gradient of a variable to the chunk that owns it.
 
-        A sum of contributions from several chunks that the step only returns is taken apart: each chunk sums its own
-        over the microbatches, and the owner adds them up.
+        A sum of contributions from several chunks that the step only returns is taken apart. Each chunk sums its own
+        contribution over the microbatches, and the owner adds them up.
         """
         variable = self._variable_of_gradient(output)
         owner = None if variable is None else self.assignment.owners[variable]
@@ -147,9 +148,9 @@ class _Planner:
         return output if owned == made else replace(output, summands=(output.tensor,), chunk=chunk)
 
     def _variable_of_gradient(self, output: StepOutputPlan) -> int | None:
-        """Returns the variable of a returned gradient, also of one that was changed after it was taken.
+        """Returns the variable of a returned gradient, also where the gradient was changed after it was taken.
 
-        None where it cannot be told: the value was computed from no gradient of a variable, or from those of several.
+        It is None where the value was computed from no gradient of a variable, or from those of several.
         """
         found = self._variables_behind(output.tensor)
         if len(found) != 1 and self._is_changed_gradient(output.tensor):
@@ -157,9 +158,9 @@ class _Planner:
         return min(found) if len(found) == 1 else None
 
     def _is_changed_gradient(self, tensor: Tensor) -> bool:
-        """Returns whether a value is one variable's gradient times, or plus, numbers: as clipping by a norm gives it.
+        """Returns whether a value is one variable's gradient times, or plus, numbers, such as after clipping by a norm.
 
-        Those numbers may come from gradients of other stages; the value is nevertheless of use to one stage only.
+        The numbers may come from gradients of other stages. Even so, only one stage needs the value.
         """
         return bool(self.graph.type_of(tensor).shape) and len(self._variables_behind(tensor, of_one_type=True)) == 1
 
@@ -168,7 +169,7 @@ class _Planner:
 
         Args:
             tensor: the value.
-            of_one_type: only through tensors of its own type and shape.
+            of_one_type: whether to go only through tensors of its own type and shape.
         """
         kind = self.graph.type_of(tensor)
 
@@ -211,9 +212,10 @@ class _Planner:
         return StepOutputPlan(tensor, delivery, place.chunk, is_gradient)
 
     def _owner_of_free_gradient(self, tensor: Tensor) -> int | None:
-        """Returns the chunk of a gradient's variable, for a value that was made of it and needs nothing of the model.
+        """Returns the chunk of a gradient's variable, for a value made from the gradient without the model.
 
-        So it is where the loss is linear: every stage could make it, and replicas have other ones, of their batches.
+        There is such a value where the loss is linear. Every stage could make it, and each replica has its own, of its
+        batch.
         """
         found = self._variables_of(tensor, lambda current: self.graph.nodes[current.node].inputs)
         return self.assignment.owners[found.pop()] if len(found) == 1 else None
@@ -250,7 +252,7 @@ _T = TypeVar("_T", Tensor, int)
 
 
 def _reached(start: _T, before: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
-    """Yields what is reached from something, itself first and each once, by what comes before each."""
+    """Yields all that is reached from a start by going to what comes before each, the start first, and each once."""
     seen, stack = {start}, [start]
     while stack:
         current = stack.pop()

@@ -1,7 +1,7 @@
 """Sums contributions to one tensor before they are sent.
 
-The gradient of a tensor with several readers is the sum of what each reader gives back. Where two of them are on one
-chunk and the sum is made on another, they are added first and sent as one:
+The gradient of a tensor with several readers is the sum of what each reader gives back. Where two readers are on one
+chunk and the sum is made on another, their contributions are added first and sent as one:
 
     chunk 2:  a ─┐                       chunk 2:  a ─┐
     chunk 2:  b ─┼─▶ AddN on chunk 1       chunk 2:  b ─┴▶ AddN ──▶ AddN on chunk 1
@@ -27,7 +27,7 @@ def sum_before_sending(assignment: Assignment) -> OpGraph:
         assignment: a placed graph.
 
     Returns:
-        The graph with the added nodes, to be placed anew; the same graph where nothing was to be done.
+        The graph with the added nodes, to be placed anew; the same graph where there was nothing to do.
     """
     graph, places = assignment.graph, assignment.places
     grouped: dict[int, dict[int, list[Tensor]]] = {}

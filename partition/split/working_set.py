@@ -1,17 +1,17 @@
-"""Counts the bytes that a segment has in flight while it runs, besides what it was given.
+"""Counts the bytes that a segment needs while it runs, besides its inputs.
 
-The ops run as TensorFlow's executor runs them: first come, first served, two at once, each for as long as it is
-estimated to take. What an op makes is there from its begin, and what it is the last to read until its end:
+The ops run as in TensorFlow's executor: first come, first served, two at once, each for its estimated time. What an op
+makes exists from its begin on. What it is the last to read exists until its end:
 
     thread 0   a ──▶ b ─────────▶ d ──▶           a makes 4; b and c, which read that, make 8 and 4;
     thread 1         c ──▶                        d reads what b and c made, and makes 2
 
     in use     4     4 + 8 + 4    8 + 4 + 2       working set: 16
 
-What a segment was given is there all the time, since whoever calls a function holds its arguments.
+The inputs of a segment exist all the time, since the caller of a function holds its arguments.
 
-An op that calls a function, or a loop, has the working set of its body, the fullest of its branches; its results are
-among what it made:
+An op that calls a function, or a loop, has the working set of its body, or of the fullest of its branches. Its results
+are among what it made:
 
     made             4 ─ PartitionedCall ─ 4         working set: 4 + 4 + what the body has besides its results
                          └ a ─ b ─ c ┘
@@ -43,24 +43,24 @@ from smp_tf.partition.op_cost.workspace import workspace
 from smp_tf.partition.split.split import Segment
 from smp_tf.partition.units.cost import node_seconds
 
-#: Ops that run at the same time. A plan must not depend on the machine that makes it; TensorFlow runs as many as there
-#: are processors, and on a GPU the host is ahead of the device.
+#: How many ops run at the same time. A plan must not depend on the machine that makes it. TensorFlow runs as many as
+#: there are processors, and on a GPU the host is ahead of the device.
 _AT_ONCE = 2
-#: Two ops that run at once get in each other's way, and which one is ahead differs: what nothing but a sum waits for is
-#: taken to be late, by so many times.
+#: Two ops that run at once slow each other down, and either may be ahead. So an op that only a sum waits for is assumed
+#: to take this many times as long.
 _LATE = 2.0
-#: Turns of a loop that have begun before what an earlier one has made is added to the loop's sums, where more than two
-#: may be under way: 1 to 9 of the 16 of an LSTM's gradient were seen.
+#: How many turns of a loop have begun before the results of an earlier one are added to the loop's sums, where more
+#: than two may be under way. For an LSTM's gradient, 1 to 9 of 16 were seen.
 _AHEAD = 2
 _ADDING_OPS = frozenset({"Add", "AddV2", "AddN"})
 
 
 def memory_roots(graph: OpGraph, nodes: Collection[int]) -> dict[Tensor, Tensor]:
-    """Returns the tensor in whose memory another tensor lies, for every tensor that is only a name for it.
+    """Returns, for every tensor that is only a name for another's memory, that other tensor.
 
     Args:
         graph: the op graph.
-        nodes: nodes that run in one process, in order; what comes from elsewhere has memory of its own.
+        nodes: nodes that run in one process, in order. What comes from elsewhere has memory of its own.
     """
     root: dict[Tensor, Tensor] = {}
     for number in nodes:
@@ -87,10 +87,10 @@ def working_set(
         segment: the segment.
         seconds: how long each node of the graph takes.
         summed: outputs that are added to a sum at once, and so are not kept to the end.
-        unknown: length assumed for dimensions that are only known when the step runs.
+        unknown: length assumed for dimensions that are known only when the step runs.
 
     Returns:
-        Bytes, those of the segment's inputs and of the variables left out.
+        Bytes, without those of the segment's inputs and of variables.
     """
     kept = set(segment.outputs).difference(summed)
     after = _after(graph, segment.nodes, dict(segment.after))
@@ -102,12 +102,12 @@ def working_set(
 
 
 def _after(graph: OpGraph, nodes: Sequence[int], besides: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
-    """Returns which nodes wait for each.
+    """Returns the nodes that wait for each node.
 
     Args:
         graph: the op graph.
         nodes: those that run.
-        besides: nodes for which a node waits, besides those that it reads.
+        besides: nodes that a node waits for, besides those that it reads.
     """
     inside = frozenset(nodes)
     after: dict[int, list[int]] = {}
@@ -121,7 +121,7 @@ def _after(graph: OpGraph, nodes: Sequence[int], besides: Mapping[int, Sequence[
 
 
 def _in_order(nodes: Sequence[int], after: Mapping[int, Sequence[int]]) -> list[int]:
-    """Returns the nodes, each before those that wait for it."""
+    """Returns the nodes in an order in which each comes before those that wait for it."""
     waits = Counter(number for waiting in after.values() for number in waiting)
     order = [number for number in nodes if not waits[number]]
     for number in order:
@@ -139,9 +139,9 @@ def _late(
     seconds: Sequence[float],
     kept: Collection[Tensor],
 ) -> frozenset[int]:
-    """Returns the nodes that only make what is added to sums, where more waits for others that are ready with them.
+    """Returns the nodes that only sums wait for, where more waits for others that are ready at the same time.
 
-    Such as the gradient of a kernel:
+    The gradient of a kernel is one:
 
         gradient of the output ──▶ gradient of the input ──▶ ...        as long as the rest of backward
                               └──▶ gradient of the kernel ──▶ sum
@@ -166,15 +166,15 @@ def _late(
 
 
 class _Run:
-    """Nodes that run, some at the same time, and the bytes of their tensors.
+    """Simulates nodes that run, some at the same time, and counts the bytes of their tensors.
 
     Args:
         graph: the op graph.
         nodes: those that run.
         seconds: how long each node of the graph takes.
-        kept: tensors that are there at the end.
+        kept: tensors that still exist at the end.
         unknown: length assumed for dimensions that are not known.
-        depth: number of calls and loops around.
+        depth: number of calls and loops around them.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class _Run:
         self._size: dict[Tensor, int] = {}
         self._readers = Counter(self._memory(tensor) for n in nodes for tensor in graph.nodes[n].inputs)
         self._readers.update(self._memory(tensor) for tensor in kept)
-        #: Bytes now, and at most so far.
+        #: The bytes now, and the most so far.
         self.in_use = self.most = 0
 
     def _memory(self, tensor: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class _Run:
                     ready.append(each)
 
     def _begin(self, number: int) -> int:
-        """Adds what a node makes and what it takes for itself, and returns the latter."""
+        """Adds the bytes that a node makes and those that it takes for itself, and returns the latter."""
         node = self._graph.nodes[number]
         own = (
             _in_functions(self._graph, node, self._unknown, self._depth)
@@ -236,7 +236,7 @@ class _Run:
         for tensor in made:
             self._size[tensor] = self._graph.type_of(tensor).nbytes(self._unknown)
         if node.op in IN_PLACE_OPS and made:
-            # An input that nobody else reads gives its memory to the output.
+            # An input that nothing else reads gives its memory to the output.
             for source in map(self._memory, node.inputs):
                 if self._readers[source] == 1 and self._size.get(source, 0) == self._size[made[0]]:
                     self.in_use -= self._size.pop(source, 0)
@@ -246,7 +246,7 @@ class _Run:
         return own
 
     def _end(self, number: int, own: int) -> None:
-        """Frees what a node took for itself, and what nobody else reads."""
+        """Frees what a node took for itself, and what nothing else reads."""
         self.in_use -= own
         for tensor in self._made(number):
             if not self._readers[tensor]:
@@ -264,16 +264,16 @@ class _Run:
 
 
 def _in_functions(graph: OpGraph, node: Node, unknown: int, depth: int) -> int:
-    """Returns the most bytes that the functions of a node have at once, besides what they give."""
+    """Returns the most bytes that the functions of a node have at once, besides their results."""
     if not node.definition or depth > MAX_DEPTH:
         return 0
     given = tuple(_given(graph, tensor) for tensor in node.inputs)
     if node.op in LOOP_OPS:
-        # What a turn is given may be of another shape than what the loop was given.
+        # The arguments of a turn may have other shapes than those of the loop.
         pairs = zip(given, node.outputs, strict=True)
         given = tuple(before if before.dtype == "resource" else after for before, after in pairs)
     elif node.op not in CALL_OPS:
-        # The first says which branch.
+        # The first argument chooses the branch.
         given = given[1:]
     known = functions(graph.library)
     trips = max((kind.entries for kind in (*given, *node.outputs)), default=0) or ASSUMED_TRIPS
@@ -286,7 +286,7 @@ def _in_functions(graph: OpGraph, node: Node, unknown: int, depth: int) -> int:
 
 
 def _given(graph: OpGraph, tensor: Tensor) -> TensorType:
-    """Returns the type of an input; that of a variable's handle with the type of the variable."""
+    """Returns the type of an input. That of a variable's handle has the type of the variable."""
     node, kind = graph.nodes[tensor.node], graph.type_of(tensor)
     if node.op == VARIABLE and node.source is not None:
         return TensorType(kind.dtype, kind.shape, graph.variables[node.source].type)
@@ -304,7 +304,7 @@ def _in_function(
     unknown: int,
     depth: int,
 ) -> int:
-    """Returns the most bytes that a function has at once besides what it gives, `ahead` turns of a loop included."""
+    """Returns the most bytes that a function has at once besides its results, with `ahead` turns of a loop."""
     body = function_graph(library, name, given, results, trips)
     nodes = range(len(given), len(body.nodes))
     run = _Run(body, nodes, node_seconds(body, unknown=unknown), set(body.outputs), unknown, depth + 1)
@@ -313,7 +313,7 @@ def _in_function(
 
 
 def _added_up(body: OpGraph, given: int, unknown: int) -> int:
-    """Returns the bytes of what a turn of a loop adds to sums for which no op of the next turn waits."""
+    """Returns the bytes that a turn of a loop adds to sums for which no op of the next turn waits."""
     root = memory_roots(body, range(given, len(body.nodes)))
     added = 0
     for index, tensor in enumerate(body.outputs):

@@ -1,1 +1,1 @@
-"""Holds a training against the one that a single process would do with the whole batch."""
+"""Compares a training with the one that a single process would do with the whole batch."""

@@ -1,4 +1,4 @@
-"""Computes the tail of a step for a whole batch (`partition/samples/batch_tail.py`), from what microbatches made."""
+"""Computes the tail of a step for a whole batch (`partition/samples/batch_tail.py`) from tensors of microbatches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CUT = "smp_cut"
 
 @dataclass(frozen=True)
 class BatchValues:
-    """What the tail of a step gives.
+    """The results of the tail of a step.
 
     Args:
-        results: by name, the tensors of each result.
-        states: by index of a variable of the script that it writes, what that holds afterwards.
+        results: the tensors of each result, by name.
+        states: what each variable of the script that the tail writes holds afterwards, by the variable's index.
     """
 
     results: Mapping[str, list[np.ndarray]]
@@ -34,7 +34,7 @@ class TailValues:
 
     Args:
         whole: the step, traced for the whole batch.
-        tail: its tail.
+        tail: the tail of the step.
     """
 
     def __init__(self, whole: StepTrace, tail: Tail) -> None:
@@ -45,15 +45,15 @@ class TailValues:
             index: whole.lowered.variables[index].numpy() for index in sorted(_script_variables(graph, tail.nodes))
         }
         written = {index for number in tail.nodes for index in graph.nodes[number].writes}
-        #: By variable that the tail writes, what it holds before the batch.
+        #: What each variable that the tail writes holds before the batch.
         self.before = {index: value for index, value in self._read.items() if index in written}
 
     def compute(self, cuts: Sequence[Any], arguments: Mapping[int, Any]) -> BatchValues:
-        """Returns the results of the tail; the script's variables, such as the states of metrics, stay as they are.
+        """Returns the results of the tail. The script's variables, such as the states of metrics, stay as they are.
 
         Args:
             cuts: the values of the tail's cuts.
-            arguments: by number, the step's tensor arguments for the whole batch that it reads.
+            arguments: the step's tensor arguments for the whole batch that the tail reads, by number.
         """
         whole, tail = self._whole, self._tail
         graph = whole.lowered.graph
@@ -122,14 +122,14 @@ class TailValues:
                     if text[1:] in kept:
                         copied.input.append(text)
                     continue
-                # Node, and in a function's body the output's name, and its number.
+                # The node, in a function's body the output's name, and the output's number.
                 name, *rest = text.split(":")
                 copied.input.append(cuts.get((name, int(rest[-1]) if rest else 0), text))
         return part
 
 
 def _script_variables(graph: OpGraph, nodes: Sequence[int]) -> set[int]:
-    """Returns the variables of the script among nodes: a step may change them before the tail is computed."""
+    """Returns the script's variables among nodes, since a step may change them before the tail is computed."""
     found = (graph.nodes[number] for number in nodes)
     sources = {_source(node.source) for node in found if node.op == VARIABLE}
     return {index for index in sources if not graph.variables[index].in_model}

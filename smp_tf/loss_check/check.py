@@ -1,7 +1,8 @@
-"""Holds the losses and logs of a training against those of the whole batch, once for each structure of a batch.
+"""Compares the losses and logs of a training with those of the whole batch, once for each structure of a batch.
 
-A pipeline computes losses and metrics for microbatches and averages them. That is the training of one process where
-they are averages over samples, and another one where they are not: sums, masked averages, losses that compare samples.
+A pipeline computes losses and metrics for microbatches and averages them. Where they are averages over samples, this is
+the training of one process. Where they are not (sums, masked averages, losses that compare samples), it is another
+training.
 
     before the first batch    the step is traced a second time, for all samples and without backward; where both traces
                               agree, tensors are chosen that hold samples (partition/samples/batch_tail.py), and the
@@ -9,8 +10,8 @@ they are averages over samples, and another one where they are not: sums, masked
     in the first batch        every rank keeps those that it makes
     after it                  one rank joins them, computes losses and logs once, and compares; all ranks are told
 
-The samples are those of all replicas for the first batch of a training, and of this replica later: replicas come to
-another structure one by one.
+For the first batch of a training, the samples are those of all replicas. Later they are those of this replica, since
+replicas come to another structure one by one.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ class Numbers:
     """The losses and logs of one trace of a step.
 
     Args:
-        calls: the gradients that it takes.
-        trace: the trace; what it returns is a dictionary with the logs under "results".
+        calls: the gradients that the step takes.
+        trace: the trace. It returns a dictionary with the logs under "results".
     """
 
     calls: GradientCalls
     trace: StepTrace
 
     def found(self) -> dict[str, tuple[Tensor, ...]]:
-        """Returns, by name, the tensors whose sum is a loss, or a log that no state goes into."""
+        """Returns, by name, the tensors whose sum is a loss, or a log that no state is in."""
         graph = self.trace.lowered.graph
         found: dict[str, tuple[Tensor, ...]] = {}
         several = len(self.calls.targets) > 1
@@ -78,14 +79,14 @@ class LossCheck:
     """The check of one program of a step.
 
     Args:
-        step: the step in words.
+        step: words for the step.
         part: the step as it is traced for a microbatch.
-        whole: the same as it is traced for all samples.
-        samples: of every replica whose samples are those of the whole batch, in their order.
+        whole: the step as it is traced for all samples.
+        samples: the samples of every replica that the whole batch is made of, in the replicas' order.
         joins_replicas: whether these are the samples of all replicas.
-        with_states: whether what metrics hold is compared too.
-        key: by what tensors are kept; one for every program of the process.
-        metric_of: by the identity of a variable, the metric that holds it.
+        with_states: whether the states of metrics are compared, too.
+        key: the key by which tensors are kept, one for each program of the process.
+        metric_of: the metric that holds a variable, by the variable's identity.
     """
 
     def __init__(
@@ -117,12 +118,12 @@ class LossCheck:
         self._numbers = {name: tensors for name, tensors in numbers.items() if name in self._tail.results}
         kept = [cut.part for cut in self._tail.cuts]
         kept += [tensor for tensors in self._numbers.values() for tensor in tensors]
-        #: Tensors of the microbatch's graph that the step is to hand out.
+        #: Tensors of the microbatch's graph that the step hands out.
         self.kept: tuple[Tensor, ...] = tuple(dict.fromkeys(kept))
         self._kept_here: list[int] = []
 
     def can_be_joined(self, has_composites: bool) -> bool:
-        """Returns whether the arguments that the whole batch is computed from can be put together of several replicas.
+        """Returns whether the arguments that the whole batch is computed from can be joined over several replicas.
 
         Args:
             has_composites: whether ragged or sparse tensors are among the step's arguments.
@@ -133,12 +134,12 @@ class LossCheck:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept of the whole batch."""
+        """Returns the bytes that are kept of the whole batch."""
         return sum(self._graph.type_of(cut.whole).nbytes() for cut in self._tail.cuts)
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Losses and logs that are not compared, and why; what is made of gradients is looked at in the graph."""
+        """Returns losses and logs that are not compared, and why. What is made from gradients is checked apart."""
         return {
             name: why
             for name, why in self._tail.left_out.items()
@@ -146,7 +147,7 @@ class LossCheck:
         }
 
     def hand_out(self, outputs: Sequence[Any]) -> None:
-        """Writes into the step's graph that tensors are kept when they are asked for.
+        """Adds ops to the step's graph that keep tensors when they are asked for.
 
         Args:
             outputs: a `StepOutput` for each tensor of `kept`.
@@ -158,12 +159,12 @@ class LossCheck:
 
     @contextlib.contextmanager
     def watching(self, program: SplitProgram, tensors: Sequence[Any], kept: Sequence[OutputSlot]) -> Iterator[None]:
-        """Keeps tensors within its context, in which the step runs once, and then compares losses and logs.
+        """Keeps tensors of the step, which runs once within its context, and then compares losses and logs.
 
         Args:
             program: the step's program.
-            tensors: its arguments.
-            kept: where among its outputs the tensors of `kept` are.
+            tensors: arguments of the program.
+            kept: the positions of the tensors of `kept` among its outputs.
 
         Raises:
             StepError: a loss, or a log, is not that of the whole batch.
@@ -181,7 +182,7 @@ class LossCheck:
             try:
                 found = self._differences(values, program, brought)
             except Exception as error:
-                # Of the check, and not of the training. All ranks are told, and rank 0 says it.
+                # It is an error of the check and not of the training. All ranks are told, and rank 0 prints it.
                 failure = f"the whole batch cannot be computed of its microbatches: {type(error).__name__}: {error}"
         group = CommGroup.WORLD if self._joins_replicas else CommGroup.PP_GROUP
         said: list[Any] = [[found, failure]]
@@ -223,7 +224,7 @@ class LossCheck:
         )
 
     def _is_alike_on_all(self, collector: int, stages: Sequence[int | None]) -> bool:
-        """Returns whether all replicas keep the same: those whose batches differ in size may not."""
+        """Returns whether all replicas keep the same tensors. Replicas whose batches differ in size may not."""
         if not self._joins_replicas:
             return True
         names = [f"{self._part_graph.nodes[tensor.node].name}:{tensor.index}" for tensor in self.kept]
@@ -265,7 +266,7 @@ class LossCheck:
         return found
 
     def _difference(self, name: str, once: np.ndarray, parts: Parts, scale: float, itemsize: int) -> str:
-        """Returns a sentence on a number that is not that of the whole batch; nothing for one that is."""
+        """Returns a sentence about a number that is not that of the whole batch; nothing for one that is."""
         if is_equal(once, np.asarray(parts.average), scale, itemsize=itemsize):
             return ""
         what = f"The {name} that gradients are taken of" if name.startswith("loss") else f"The {name}"
@@ -284,7 +285,7 @@ class LossCheck:
         scale: float,
         itemsize: int,
     ) -> list[str]:
-        """Returns sentences on what metrics hold after the batch, where the whole batch gives something else."""
+        """Returns sentences about metrics whose states after the batch differ from those of the whole batch."""
         found: dict[str, str] = {}
         for number, (index, held) in enumerate(before.items()):
             variable = self._whole.lowered.variables[index]
@@ -293,7 +294,7 @@ class LossCheck:
                 continue
             once = np.asarray(whole.states[index] - held)
             parts = np.asarray(sum(replica.changes[number] for replica in by_replica))
-            # What a state has grown to is rounded as often as it was added to.
+            # The value of a state is rounded as often as something was added to it.
             rounded = 0.0
             if held.dtype.kind == "f":
                 largest = max(float(np.abs(value).max(initial=0.0)) for value in (held, whole.states[index]))
@@ -313,12 +314,12 @@ class LossCheck:
 
     @property
     def _itemsize(self) -> int:
-        """Bytes of an element of the narrowest floats that losses are computed of."""
+        """Returns the bytes of an element of the narrowest floats that losses are computed from."""
         kinds = [tf.as_dtype(self._part_graph.type_of(tensor).dtype) for tensor in self.kept]
         return min((kind.size for kind in kinds if kind.is_floating), default=8)
 
     def _divides(self, name: str) -> bool:
-        """Returns whether a number comes of dividing by something that depends on samples."""
+        """Returns whether a number is a quotient whose divisor depends on samples."""
         behind = self._graph.ancestors(t.node for t in self._tail.results[name] if isinstance(t, Tensor))
         quotients = (self._graph.nodes[n] for n in behind.intersection(self._tail.nodes))
         divisors = [self._rows.of(node.inputs[1]) for node in quotients if node.op in ("RealDiv", "DivNoNan")]
@@ -326,21 +327,21 @@ class LossCheck:
 
 
 def tell_unchecked(step: str, why: str) -> None:
-    """Says, once and on rank 0, what is not held against the whole batch.
+    """Says, once and on rank 0, what is not compared with the whole batch.
 
     Args:
-        step: the step in words.
-        why: the reason, without its full stop.
+        step: words for the step.
+        why: the reason, without a full stop.
     """
     rank = runtime.current().topology.rank
     announce(f"{step}: check_losses does not hold this against the whole batch: {why}.", rank)
 
 
 def tell_written_weights(step: str, graph: OpGraph) -> None:
-    """Says which variables of a model a step writes outside of its layers: it does so for every microbatch.
+    """Says which variables of a model a step writes outside its layers, which it does for every microbatch.
 
     Args:
-        step: the step in words.
+        step: words for the step.
         graph: the step, traced for a microbatch.
     """
     written = {
@@ -352,14 +353,14 @@ def tell_written_weights(step: str, graph: OpGraph) -> None:
 
 
 def check_gradient_uses(step: str, graph: OpGraph) -> None:
-    """Raises where a step computes something of gradients that is not their average's over the microbatches.
+    """Raises an error where a step's result from gradients differs from that of their average over microbatches.
 
     Args:
-        step: the step in words.
+        step: words for the step.
         graph: the step, traced for a microbatch.
 
     Raises:
-        StepError: it does.
+        StepError: there is such a result.
     """
     uses = {use.op: use for use in nonlinear_uses(graph)}
     if uses:
@@ -380,16 +381,16 @@ def _report(step: str, found: Sequence[str]) -> None:
     report(f"{step} is another training in microbatches than for a whole batch", found, _WAY_OUT)
 
 
-#: How results of the tail are named that are what a variable holds.
+#: The begin of the names of the tail's results that are the values of variables.
 _STATE = "state "
 
 
 def _writers(graph: OpGraph) -> dict[str, tuple[int, ...]]:
-    """Returns, by name, the nodes that write each variable of the script."""
+    """Returns the nodes that write each variable of the script, by name."""
     found: dict[str, list[int]] = {}
     for number, node in enumerate(graph.nodes):
         for index in node.writes:
-            # How far a generator of random numbers is.
+            # The state of a generator of random numbers.
             if not graph.variables[index].in_model and not node.op.startswith("Rng"):
                 found.setdefault(f"{_STATE}{index}", []).append(number)
     return {name: tuple(numbers) for name, numbers in found.items()}
@@ -413,7 +414,7 @@ def _named(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _size_of(values: Sequence[np.ndarray]) -> float:
-    """Returns how large the numbers are that results are summed of."""
+    """Returns the size of the numbers that results are sums of."""
     floats = [v for v in values if v.size and tf.as_dtype(v.dtype).is_floating]
     means = [float(np.abs(v.astype(np.float64)).mean()) for v in floats]
     return max((mean for mean in means if np.isfinite(mean)), default=0.0)

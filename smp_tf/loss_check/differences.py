@@ -1,4 +1,4 @@
-"""Tells whether a loss or a log of microbatches is that of the whole batch, and what it looks like where it is not."""
+"""Tells whether a loss or a log of microbatches equals that of the whole batch and, if not, what it may be instead."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: By bytes an element, what two ways of summing the same numbers may differ by, over what is summed.
+#: By bytes per element, how much two ways of summing the same numbers may differ, relative to the numbers.
 _ROUNDING = {8: 1e-9, 4: 3e-5, 2: 2e-2}
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A number as the microbatches of a batch give it.
+    """The values of a number for the microbatches of a batch.
 
     Args:
-        values: of each microbatch of each replica.
-        samples: how many samples each of these has.
+        values: value for each microbatch of each replica.
+        samples: number of samples of each of these.
     """
 
     values: Sequence[float]
@@ -25,26 +25,26 @@ class Parts:
 
     @property
     def average(self) -> float:
-        """The average by samples, as smp_tf makes it."""
+        """Returns the average by samples, as smp_tf computes it."""
         return float(np.dot(self.values, self.samples) / sum(self.samples))
 
     @property
     def sum(self) -> float:
-        """The sum over the microbatches."""
+        """Returns the sum over the microbatches."""
         return float(sum(self.values))
 
 
 def is_equal(
     whole: np.ndarray, split: np.ndarray, scale: float = 0.0, *, itemsize: int | None = None, rounded: float = 0.0
 ) -> bool:
-    """Returns whether two values are the same number but for rounding.
+    """Returns whether two values are equal except for rounding.
 
     Args:
-        whole: computed once.
-        split: put together of parts.
-        scale: how large the numbers are that they were summed of.
-        itemsize: bytes of an element of these, where that is another type.
-        rounded: by how much they may differ besides.
+        whole: the value that was computed once.
+        split: the value that was made from parts.
+        scale: size of the numbers that they are sums of.
+        itemsize: bytes of an element of these numbers, where they have another type.
+        rounded: by how much more they may differ.
     """
     a, b = np.asarray(whole, np.float64), np.asarray(split, np.float64)
     if a.shape != b.shape:
@@ -62,12 +62,12 @@ def is_equal(
 
 
 def cause_of(whole: float, parts: Parts, *, divides: bool, itemsize: int = 4) -> str:
-    """Says what a number looks like that differs between the whole batch and the average of its microbatches.
+    """Says what a number seems to be that differs between the whole batch and the average of its microbatches.
 
     Args:
         whole: the number for the whole batch.
-        parts: the same by microbatch.
-        divides: whether it was divided by something that depends on samples.
+        parts: the number for each microbatch.
+        divides: whether the number was divided by something that depends on samples.
         itemsize: bytes of an element of its type.
     """
     bad = [number for number, value in enumerate(parts.values) if not np.isfinite(value)]

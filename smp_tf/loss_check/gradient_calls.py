@@ -1,7 +1,7 @@
-"""What a step takes gradients of: its losses, in the order of the calls of `tf.GradientTape.gradient`.
+"""Notes what a step takes gradients of: its losses, in the order of the calls of `tf.GradientTape.gradient`.
 
-A step that is traced only to be looked at, for a whole batch, needs no backward: gradients are then placeholders, of
-the kinds that another trace has given.
+A trace of a whole batch that is only examined needs no backward. So gradients are placeholders then, of the types of
+another trace's gradients.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-#: What the placeholders of gradients are called.
+#: The name of the placeholders of gradients.
 UNKNOWN_GRADIENT = "smp_unknown_gradient"
 
 
@@ -20,9 +20,9 @@ class GradientCalls:
     """The calls of `tf.GradientTape.gradient` in one trace of a step."""
 
     def __init__(self) -> None:
-        #: By call: the tensors whose sum was differentiated.
+        #: For each call, the tensors whose sum was differentiated.
         self.targets: list[list[tf.Tensor]] = []
-        #: By call and source: the type of the gradient; None where there is none.
+        #: For each call and source, the type of the gradient; None where there is none.
         self.kinds: list[list[Any]] = []
 
     @contextlib.contextmanager
@@ -40,10 +40,10 @@ class GradientCalls:
 
     @contextlib.contextmanager
     def left_out(self, like: GradientCalls) -> Iterator[None]:
-        """Notes calls within its context, where gradients of variables are placeholders.
+        """Notes calls within its context, in which gradients of variables are placeholders.
 
         Args:
-            like: the calls of another trace of the same step, which say where there is a gradient.
+            like: the calls of another trace of the same step. They say where there are gradients.
         """
 
         def watched(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
@@ -72,9 +72,10 @@ def _unknown(variable: tf.Variable) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _replaced(watched: Callable[..., Any]) -> Iterator[None]:
-    """Watches, within its context, calls that take gradients of weights and are made within no other.
+    """Watches, within its context, calls that take gradients of weights and are not within another call.
 
-    Those of other tensors are a part of a loss, as in a gradient penalty, and those within another one of backward.
+    Gradients of other tensors are part of a loss, as in a gradient penalty. Calls within another call are part of
+    backward.
     """
     original = tf.GradientTape.gradient
     is_inside = False

@@ -1,4 +1,4 @@
-"""Brings what the ranks of a job have kept of a step to one of them.
+"""Brings the tensors of a step that ranks have kept to one of the ranks.
 
 replica 0   stage 0 ── its tensors ──▶ stage 1, the collector
 replica 1   stage 0 ── its tensors ──────────────▲
@@ -26,9 +26,9 @@ class ReplicaValues:
     """What the ranks of one replica have kept of a step.
 
     Args:
-        kept: of every tensor, its value in each microbatch.
+        kept: for every tensor, its value in each microbatch.
         changes: by how much variables of the script have changed.
-        arguments: by number, arguments of the step.
+        arguments: arguments of the step, by number.
     """
 
     kept: list[list[np.ndarray]]
@@ -46,16 +46,16 @@ def bring_together(
     microbatches: int,
     of_all_replicas: bool,
 ) -> list[ReplicaValues] | None:
-    """Brings everything to one rank: of the first replica, or of this one. All of these ranks call it.
+    """Brings everything to one rank, of the first replica or of this one. All of these ranks call it.
 
     Args:
-        own: by number of a tensor, its value in each microbatch, of those that this rank has.
-        changes: of the script's variables, which every stage of a replica has alike.
-        arguments: of this replica's step.
-        stages: by number of a tensor, which stage it is taken from.
-        collector: the stage whose rank is to have everything.
-        microbatches: their number.
-        of_all_replicas: whether to bring together those of all replicas.
+        own: the tensors that this rank has: by number, the values in each microbatch.
+        changes: changes of the script's variables, which all stages of a replica share.
+        arguments: arguments of this replica's step.
+        stages: the stage that a tensor is taken from, by its number.
+        collector: the stage whose rank gets everything.
+        microbatches: number of microbatches.
+        of_all_replicas: whether to bring together the values of all replicas.
 
     Returns:
         What each replica has kept; None on the ranks that do not get it.

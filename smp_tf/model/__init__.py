@@ -1,4 +1,5 @@
 """`smp.DistributedModel`: wrapping, manual placement, saving, loading, profiling."""
 
-# What `smp.DistributedModel(model)` makes is built upon DistributedModel, which must know of it whoever imports which.
+# The class of `smp.DistributedModel(model)` is built upon DistributedModel. That must know it, whichever is imported
+# first.
 from smp_tf.model import wrapped as wrapped

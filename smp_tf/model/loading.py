@@ -1,7 +1,7 @@
-"""Reads weights into a split model: every rank reads the file, and of the values only those it stores.
+"""Reads weights into a split model. Every rank reads the file, but only the values that it stores.
 
-Keras's own readers find out which value belongs to which variable. Before the plan exists, a value is only noted, and
-read by its owner at the first step.
+Keras's own readers find out which value belongs to which variable. Before the plan exists, a value is only noted. Its
+owner reads it at the first step.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from smp_tf.variables.models import SplitModel
 def load_weights(
     model: SplitModel, path: str | os.PathLike[str], skip_mismatch: bool = False, by_name: bool = False
 ) -> tf_checkpoint.LoadStatus | None:
-    """Reads the weights of a model; see `DistributedModel.load_weights`.
+    """Reads the weights of a model, for `DistributedModel.load_weights`.
 
     Args:
         model: a distributed model.
         path: a file that `save_weights` wrote, a `.keras` file, the prefix of a checkpoint, or a SavedModel.
-        skip_mismatch: leave out layers whose weights do not fit.
-        by_name: HDF5 only: match layers by their names instead of their order.
+        skip_mismatch: whether to leave out layers whose weights do not fit.
+        by_name: whether to match layers by their names instead of their order; HDF5 only.
 
     Returns:
-        What was found, for a checkpoint that was read now; else None.
+        What was found in a checkpoint that was read now; else None.
 
     Raises:
         FileNotFoundError: there are no weights at the path.

@@ -13,17 +13,17 @@ from smp_tf.variables.model_context import step_being_traced
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Places the layers called (or constructed) within this context on one partition, and the ops made in `call`.
+    """Places the layers called (or constructed) within this context, and ops made in `call`, on one partition.
 
     Args:
-        index: the partition, from 0; the innermost context wins.
+        index: the partition, from 0. The innermost context wins.
 
     Yields:
         Nothing.
 
     Raises:
         TypeError: the index is not a whole number.
-        ValueError: it is negative.
+        ValueError: the index is negative.
 
     Example:
         >>> class Net(smp.DistributedModel):
@@ -43,7 +43,7 @@ def partition(index: int) -> Iterator[None]:
 
 
 def _noted_in_trace(index: int) -> contextlib.AbstractContextManager[None]:
-    """Counts ops that a model makes itself, within its context, to a block of the partition, as if it were a layer."""
+    """Counts ops that a model makes itself within its context as those of a block on the partition, like a layer."""
     recorder = getattr(step_being_traced(), "recorder", None)
     if recorder is None or not recorder.in_call or recorder.in_nested_graph:
         return contextlib.nullcontext()

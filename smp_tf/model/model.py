@@ -34,12 +34,12 @@ class _Wrapping:
 
 
 def wrap_with(wrap: Callable[..., Any]) -> None:
-    """Says what makes a distributed model around one of Keras's."""
+    """Sets the function that makes a distributed model around one of Keras's."""
     _Wrapping.wrap = staticmethod(wrap)
 
 
 class _DeferredConstruction(type(Model)):  # type: ignore[misc]
-    """Metaclass: variables made while a distributed model is constructed get no storage yet."""
+    """Metaclass that gives variables no storage yet while a distributed model is constructed."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         runtime.current()  # an error that says so where smp.init was forgotten
@@ -48,8 +48,8 @@ class _DeferredConstruction(type(Model)):  # type: ignore[misc]
         if cls is DistributedModel:
             return _Wrapping.wrap(*args, **kwargs)
         store = VariableStore(cls.__name__)
-        # Keras calls the layers of a functional model in a graph of its own while the model is constructed.
-        # What the constructor loads from files is read by the rank that will store it.
+        # Keras calls the layers of a functional model in a graph of its own while the model is constructed. The rank
+        # that will store a value reads it from the constructor's files.
         with tf.variable_creator_scope(store.creator), tracing_step(), adapter.archives().values_read_late():
             model = super().__call__(*args, **kwargs)
         model._smp_store.extend(store)
@@ -60,12 +60,12 @@ class _DeferredConstruction(type(Model)):  # type: ignore[misc]
 class DistributedModel(Model, metaclass=_DeferredConstruction):
     """A Keras model that is split over the partitions of a replica.
 
-    Subclass it as you would subclass `tf_keras.Model`, with layers made in `__init__` and used in `call`; or wrap a
-    model: `smp.DistributedModel(model)` for one that exists, `smp.DistributedModel(lambda: build())` for one that is
-    to be built without ever holding its weights in one place. Call it inside a function decorated with `@smp.step`.
+    Subclass it as you would subclass `tf_keras.Model`, with layers made in `__init__` and used in `call`. Or wrap a
+    model: `smp.DistributedModel(model)` for one that exists, `smp.DistributedModel(lambda: build())` for one that is to
+    be built without ever holding its weights in one place. Call it inside a function decorated with `@smp.step`.
 
     Args:
-        model: for wrapping only: a Keras model, or a function without arguments that returns one.
+        model: a Keras model, or a function without arguments that returns one; for wrapping only.
 
     Raises:
         NotInitializedError: `smp.init` was not called.
@@ -84,15 +84,15 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes the model and the store of its variables, which is there before `__init__` runs."""
+        """Makes the model and the store of its variables, which must exist before `__init__` runs."""
         model = super().__new__(cls, *args, **kwargs)
         object.__setattr__(model, "_smp_store", VariableStore(cls.__name__))
-        # Which logs of its last batch were results of metrics.
+        # The logs of its last batch that were results of metrics.
         object.__setattr__(model, "_smp_logs_of_metrics", frozenset())
         return model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model: inside a step, or on symbolic Keras inputs to build it."""
+        """Calls the model, inside a step, or on symbolic Keras inputs to build it."""
         trace = step_being_traced()
         if trace is None:
             if not self.built and in_keras_loop():
@@ -118,10 +118,10 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
 
     @not_an_override
     def build(self, input_shape: Any) -> None:
-        """Makes the variables for inputs of a shape, without storage; as `tf_keras.Model.build`.
+        """Makes the variables for inputs of a shape, without storage, as `tf_keras.Model.build` does.
 
         Args:
-            input_shape: of a batch, with None for the number of samples; or a structure of shapes.
+            input_shape: shape of a batch, with None for the number of samples; or a structure of shapes.
 
         Example:
             >>> net = smp.DistributedModel(lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]))
@@ -137,13 +137,13 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
 
     @contextlib.contextmanager
     def _without_storage(self) -> Iterator[None]:
-        """Makes ops, within its context, that only say which variables there are; their storage comes with the plan."""
+        """Makes ops, within its context, that only say which variables there are. The plan gives these storage."""
         with tf.variable_creator_scope(self._smp_store.creator), tracing_step():
             yield
 
     @property
     def local_variables(self) -> list[Any]:
-        """The variables this rank stores, in the order of `variables`.
+        """Returns the variables that this rank stores, in the order of `variables`.
 
         Raises:
             StepError: no step has run yet, so it is not decided who stores what.
@@ -152,7 +152,7 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
 
     @property
     def local_trainable_variables(self) -> list[Any]:
-        """The trainable variables this rank stores, in the order of `trainable_variables`.
+        """Returns the trainable variables that this rank stores, in the order of `trainable_variables`.
 
         Raises:
             StepError: no step has run yet, so it is not decided who stores what.
@@ -161,19 +161,19 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
 
     @not_an_override
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Chooses optimizer, losses and metrics; see `tf_keras.Model.compile`."""
+        """Chooses optimizer, losses and metrics, as `tf_keras.Model.compile` does."""
         refuse_strategy(f"Model {self.name!r} was compiled")
         super().compile(*args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model, as `tf_keras.Model.fit` does; every rank calls it with the same arguments.
+        """Trains the model, as `tf_keras.Model.fit` does. Every rank calls it with the same arguments.
 
         All ranks of a replica are given the same batches, and the batch size is that of a replica. The history is the
-        same on every rank, and callbacks take the same decisions; files are written, and progress is shown, by rank 0.
+        same on every rank, and callbacks take the same decisions. Rank 0 writes files and shows progress.
 
         Args:
-            *args: as for `tf_keras.Model.fit`.
-            **kwargs: the same by keyword.
+            *args: arguments of `tf_keras.Model.fit`.
+            **kwargs: further arguments, by keyword.
 
         Returns:
             Keras's `History`: losses and metrics over the batches of all replicas.
@@ -191,11 +191,11 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         """Returns the losses and metrics, as `tf_keras.Model.evaluate` gives them, over the batches of all replicas.
 
         Args:
-            *args: as for `tf_keras.Model.evaluate`; every rank of a replica is given the same.
-            **kwargs: the same by keyword.
+            *args: arguments of `tf_keras.Model.evaluate`. All ranks of a replica are given the same.
+            **kwargs: further arguments, by keyword.
 
         Returns:
-            The same on every rank: a number, a list of them, or with `return_dict=True` a dictionary.
+            A number, a list of numbers or, with `return_dict=True`, a dictionary. It is the same on every rank.
 
         Example:
             >>> loss = model.evaluate(inputs, targets)
@@ -203,11 +203,11 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         return run_loop(self, super().evaluate, args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the predictions, as `tf_keras.Model.predict` gives them, for what this replica is given.
+        """Returns the predictions for this replica's inputs, as `tf_keras.Model.predict` does.
 
         Args:
-            *args: as for `tf_keras.Model.predict`; every rank of a replica is given the same.
-            **kwargs: the same by keyword.
+            *args: arguments of `tf_keras.Model.predict`. All ranks of a replica are given the same.
+            **kwargs: further arguments, by keyword.
 
         Returns:
             Arrays, on every rank of the replica.
@@ -219,7 +219,7 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
 
     @not_an_override
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the results of the metrics by name; between batches, over all replicas: every rank calls it."""
+        """Returns the results of the metrics by name; between batches, over all replicas, so every rank calls it."""
         if not tf.executing_eagerly():
             traced: dict[str, Any] = super().get_metrics_result()
             return traced
@@ -228,11 +228,11 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         return summed
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
-        """Returns what Keras makes of the last batch's logs, at the end of an epoch and of an evaluation.
+        """Returns Keras's final logs from those of the last batch, at the end of an epoch and of an evaluation.
 
-        It replaces them by the results of the metrics where these have the same names, which are those of all replicas
-        then. Of a `train_step` or `test_step` that returns anything else, the rest is averaged here, also what has a
-        metric's name and is the value of a batch. Private to Keras, and seen in tf_keras 2.16 to 2.21.
+        Keras replaces logs by the results of metrics with the same names, which are those of all replicas then. If a
+        `train_step` or `test_step` returns anything else, this is averaged here, even a batch's value under a metric's
+        name. The method is private to Keras, and is in tf_keras 2.16 to 2.21.
         """
         found = super()._validate_and_get_metrics_result(logs)
         if found is not logs or not isinstance(logs, dict) or runtime.current().topology.replicas == 1:
@@ -243,13 +243,13 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         }
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """Returns what `fit` calls for every batch: `train_step`, traced for one microbatch, cut and pipelined.
+        """Returns the function that `fit` calls for every batch: `train_step` for one microbatch, cut and pipelined.
 
         Args:
-            force: make a new one where there is one.
+            force: whether to make a new one where there is one.
 
         Returns:
-            A function of an iterator over batches that gives the logs.
+            A function of an iterator over batches that returns the logs.
         """
         made: Callable[[Any], Any] | None = self.train_function  # type: ignore[has-type]
         if made is None or force:
@@ -257,14 +257,14 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         return made
 
     def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """Returns what `evaluate` calls for every batch: `test_step`, cut and pipelined; see `make_train_function`."""
+        """Returns the function that `evaluate` calls for every batch: `test_step`, cut and pipelined."""
         made: Callable[[Any], Any] | None = self.test_function  # type: ignore[has-type]
         if made is None or force:
             made = self.test_function = test_function(self)
         return made
 
     def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """Returns what `predict` calls for every batch: `predict_step`, cut and pipelined."""
+        """Returns the function that `predict` calls for every batch: `predict_step`, cut and pipelined."""
         made: Callable[[Any], Any] | None = self.predict_function  # type: ignore[has-type]
         if made is None or force:
             made = self.predict_function = predict_function(self)
@@ -277,15 +277,15 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         save_format: str | None = None,
         **options: Any,
     ) -> None:
-        """Writes the whole model, as `tf_keras.Model.save` does; every rank calls it.
+        """Writes the whole model, as `tf_keras.Model.save` does. Every rank calls it.
 
         See `save_model`.
 
         Args:
             filepath: a folder for a SavedModel, or a file that ends in `.keras` or `.h5`.
             overwrite: whether what is there may be replaced.
-            save_format: "tf", "keras" or "h5"; it must fit the path, which decides.
-            **options: not supported: anything but Keras's defaults is an error.
+            save_format: "tf", "keras" or "h5". It must fit the path, which decides.
+            **options: not supported. Anything but Keras's defaults is an error.
 
         Raises:
             StepError: something is there already, the format does not fit the path, or options were given.
@@ -302,12 +302,13 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
 
         Args:
             path: a folder for a SavedModel, which `tf_keras.models.load_model` reads without smp_tf; a file that ends
-                in `.keras` or `.h5` for a wrapped model, read the same way; or one that ends in `.weights.h5` for
-                the weights alone. What was there is replaced once the new is complete; what else is in a folder stays.
+                in `.keras` or `.h5` for a wrapped model, which is read in the same way; or a file that ends in
+                `.weights.h5` for the weights alone. An earlier model is replaced once the new one is complete. Other
+                files in a folder stay.
 
         Raises:
-            StepError: the model has not run a step yet, such a model cannot be written to such a file, or what is
-                there is no model that could be replaced.
+            StepError: the model has not run a step yet, a model of this kind cannot be written to such a file, or what
+                is there is no model to be replaced.
             RankMismatchError: not every rank calls it.
 
         Example:
@@ -323,10 +324,10 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         save_format: str | None = None,
         options: Any = None,
     ) -> None:
-        """Writes the weights of the whole model, as `tf_keras.Model.save_weights` does; every rank must call it.
+        """Writes the weights of the whole model, as `tf_keras.Model.save_weights` does. Every rank must call it.
 
-        Rank 0 writes, and never holds more than one weight of another rank. What is written loads into the same class
-        with `tf_keras.Model` as its base, or into the model that was wrapped.
+        Rank 0 writes, and never holds more than one weight of another rank. The file loads into the same class with
+        `tf_keras.Model` as its base, or into the model that was wrapped.
 
         Args:
             filepath: a file that ends in `.h5` or `.weights.h5`, or the prefix of checkpoint files.
@@ -351,22 +352,23 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         by_name: bool = False,
         options: Any = None,
     ) -> Any:
-        """Reads weights as `tf_keras.Model.load_weights` does; every rank must call it.
+        """Reads weights as `tf_keras.Model.load_weights` does. Every rank must call it.
 
-        Each rank reads what it stores and no more. Before the first step the values take the place of the initial ones.
+        Each rank reads only what it stores. Before the first step, the values replace the initial ones.
 
         Args:
-            filepath: what `save_weights` of a plain or a distributed model wrote, a `.keras` file, or a SavedModel.
-            skip_mismatch: HDF5 only: leave out layers whose weights do not fit.
-            by_name: HDF5 only: match layers by their names instead of their order.
+            filepath: a file of `save_weights` of a plain or a distributed model, a `.keras` file, or a SavedModel.
+            skip_mismatch: whether to leave out layers whose weights do not fit; HDF5 only.
+            by_name: whether to match layers by their names instead of their order; HDF5 only.
             options: not supported; None.
 
         Returns:
-            For a checkpoint that was read now, what was found, with methods such as `expect_partial`; else None.
+            For a checkpoint that was read now, an object that says what was found, with methods such as
+            `expect_partial`; else None.
 
         Raises:
             FileNotFoundError: there are no weights at the path.
-            ValueError: they do not fit the model.
+            ValueError: the weights do not fit the model.
             StepError: options were given.
 
         Example:
@@ -377,11 +379,11 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         return loading.load_weights(self, filepath, skip_mismatch, by_name)
 
     def get_weights(self) -> Sequence[Any]:
-        """Returns the weights as they are now, in the order of `weights`.
+        """Returns the present weights, in the order of `weights`.
 
         Returns:
-            With one partition a list of arrays; with several a `ShardedWeights`, of which every rank holds its part:
-            making it and giving it to `set_weights` sends nothing, and asking for an element is collective.
+            With one partition a list of arrays; with several a `ShardedWeights`, of which every rank holds its part.
+            Making it and giving it to `set_weights` sends nothing. Asking for an element is collective.
 
         Raises:
             StepError: there are several partitions and the model has not run a step yet.
@@ -396,16 +398,16 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         return sharded_weights.get_weights(self)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Gives the model other weights; every rank must call it with the same ones, and takes what it stores.
+        """Gives the model other weights. Every rank must call it with the same ones, and takes what it stores.
 
-        Before the first step the values take the place of the initial ones.
+        Before the first step, the values replace the initial ones.
 
         Args:
-            weights: what `get_weights` gave, or arrays in the order of `weights`.
+            weights: the result of `get_weights`, or arrays in the order of `weights`.
 
         Raises:
             ValueError: the number of weights, or the shape of one, is not that of the model.
-            StepError: what `get_weights` gave, and this model has not run a step yet.
+            StepError: the argument is a result of `get_weights`, and this model has not run a step yet.
 
         Example:
             >>> best = model.get_weights()
@@ -414,13 +416,13 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         sharded_weights.set_weights(self, weights)
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints a summary of the model, as `tf_keras.Model.summary`, with the ranks that store each layer's weights.
+        """Prints a summary of the model as `tf_keras.Model.summary`, with the ranks that store each layer's weights.
 
         Rank 0 prints it. With `print_fn`, every rank that calls it gets the lines.
 
         Args:
-            *args: as for `tf_keras.Model.summary`.
-            **kwargs: the same by keyword.
+            *args: arguments of `tf_keras.Model.summary`.
+            **kwargs: further arguments, by keyword.
 
         Raises:
             ValueError: the model is not built yet.
@@ -433,19 +435,19 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         summary.print_summary(self, options.pop("print_fn", None), dict(options))
 
     def profile(self, *example_inputs: Any, **kwargs: Any) -> None:
-        """Measures how long the layers take here, so that the plan made at the first step goes by that.
+        """Measures how long the layers take here, so that the first step's plan uses these times.
 
-        Optional: without it the plan goes by estimates from the sizes of the operations. Every rank must call it,
-        before the first step. The ranks share the layers out and measure them at the same time, forward and backward,
-        each with the weights of one layer at a time. The times are kept: the next run on such a machine, with as many
+        It is optional. Without it the plan uses estimates from the sizes of the operations. Every rank must call it
+        before the first step. The ranks share the layers out and measure them at the same time, forward and backward.
+        Each holds the weights of one layer at a time. The times are kept. The next run on such a machine, with as many
         samples, finds them (`SMP_TF_PROFILES` names the folder, or is "off").
 
         Args:
-            *example_inputs: what the model is called with, for any number of samples.
-            **kwargs: the same by keyword; `training` is true unless given, where the model takes it.
+            *example_inputs: arguments of the model, for any number of samples.
+            **kwargs: further arguments, by keyword. `training` is true unless it is given, where the model takes it.
 
         Raises:
-            StepError: the model has run a step already, or gives nothing that has a gradient.
+            StepError: the model has run a step already, or returns nothing that has a gradient.
             RankMismatchError: the ranks do not profile the same model.
 
         Example:
@@ -456,14 +458,14 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
 
     @property
     def _smp_keras_model(self) -> Any:
-        """The model whose files Keras writes and reads: this one, or the one that it wraps."""
+        """Returns the model whose files Keras writes and reads: this one, or the one that it wraps."""
         return self
 
     def _is_local(self, variable: Any) -> bool:
         return self._layout_of(variable).is_here(runtime.current().topology.place)
 
     def _layout_of(self, variable: Any) -> Layout:
-        """Returns where a variable is: of no stage, where every rank stores it."""
+        """Returns where a variable is. The layout has no stage where every rank stores it."""
         if self._smp_store.leaves_to_script(variable):
             return Layout()
         state = self._smp_store.state(variable)

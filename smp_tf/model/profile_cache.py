@@ -1,11 +1,11 @@
-"""Keeps measured times: a file per model, size of microbatch and machine, for the next run.
+"""Keeps measured times for the next run, in a file for each model, size of microbatch and machine.
 
     ~/.cache/smp_tf/profiles/4-a07e…-3f9c….json    moved or turned off by SMP_TF_PROFILES
                              │ │     └ graph, samples, machine
                              │ └ form: some of what is the same for microbatches of all sizes; models may share it
                              └ version of the fields
 
-A file that cannot be read, or is not as it was written, is as good as none, and that is said.
+A file that cannot be read, or was changed, counts as none, and a message says so.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ FORMAT = 4
 
 @dataclass(frozen=True)
 class Hardware:
-    """What decides how long a unit takes besides the unit.
+    """What, besides the unit, decides how long a unit takes.
 
     Args:
         device: model of the GPU, or of the processor where there is none.
-        cores: processors this process may use.
+        cores: processors that this process may use.
         threads: threads of an operation; 0 for TensorFlow's choice.
         ops_at_once: operations that run at once; 0 for TensorFlow's choice.
-        onednn: oneDNN's kernels are used where there are any.
+        onednn: whether oneDNN's kernels are used where there are any.
         processes: processes that measured at the same time on this host.
         tensorflow: version of TensorFlow.
     """
@@ -58,12 +58,12 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: a model, given microbatches of one size.
+    """What is measured: a model, with microbatches of one size.
 
     Args:
-        fingerprint: of the graph of a microbatch.
+        fingerprint: hash of the graph of a microbatch.
         form: a hash of some of what is the same for microbatches of all sizes: variables, layers and results. Other
-            models may have the same.
+            models may have the same one.
         samples: samples of a microbatch.
     """
 
@@ -73,7 +73,7 @@ class Subject:
 
 
 def subject_of(graph: OpGraph, samples: int) -> Subject:
-    """Returns what a graph is, to be measured.
+    """Returns the subject that a graph stands for.
 
     Args:
         graph: of a microbatch.
@@ -93,8 +93,8 @@ class Profile:
         subject: what was measured.
         hardware: where.
         units: seconds forward and backward of each unit, by name.
-        alone: what share of them units take, forward and backward, while the other processes of the host wait; above 0,
-            at most 1.
+        alone: the share of these times that units take, forward and backward, while the other processes of the host
+            wait; above 0, at most 1.
     """
 
     format: int
@@ -106,18 +106,18 @@ class Profile:
 
     @property
     def times(self) -> dict[str, tuple[float, float]]:
-        """Seconds forward and backward of a microbatch, by unit."""
+        """Returns the seconds forward and backward of a microbatch, by unit."""
         return {name: (forward, backward) for name, (forward, backward) in self.units.items()}
 
     @property
     def shares_alone(self) -> tuple[float, float]:
-        """What share of their times units take alone, forward and backward."""
+        """Returns the share of their times that units take alone, forward and backward."""
         forward, backward = self.alone
         return forward, backward
 
 
 def this_hardware(processes: int = 1) -> Hardware:
-    """Returns what this process runs on.
+    """Returns the hardware that this process runs on.
 
     Args:
         processes: processes that measure at the same time on this host.
@@ -146,12 +146,12 @@ class ProfileCache:
     """The folder of profiles.
 
     Args:
-        folder: where they are; None for the one that the environment names, or `smp_tf/profiles` in the user's cache.
+        folder: the folder; None for the one that the environment names, or `smp_tf/profiles` in the user's cache.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder if folder is not None else _folder()
-        #: What went wrong with the file that was last looked for or written; "" where nothing did.
+        #: What went wrong with the file that was last read or written; "" where nothing did.
         self.trouble = ""
 
     def path(self, subject: Subject, hardware: Hardware) -> Path | None:
@@ -162,11 +162,11 @@ class ProfileCache:
         return self.folder / f"{_begin(subject.form)}{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
     def find(self, subject: Subject, hardware: Hardware) -> Profile | None:
-        """Returns the profile of a model; None where there is none, or none that can be used: then `trouble` says why.
+        """Returns the profile of a model; None where there is none. If one cannot be used, `trouble` says why.
 
         Args:
             subject: the model.
-            hardware: what it was measured on.
+            hardware: the hardware that it was measured on.
         """
         self.trouble = ""
         path = self.path(subject, hardware)
@@ -179,10 +179,10 @@ class ProfileCache:
         return found
 
     def of_form(self, form: str) -> list[Profile]:
-        """Returns the profiles of all subjects of a form, on whatever machine; `trouble` says what cannot be used.
+        """Returns the profiles of all subjects of a form, on any machine. `trouble` says which cannot be used.
 
         Args:
-            form: of subjects. That it is theirs does not say that they are of one model.
+            form: the form of subjects. Subjects with the same form may be of different models.
         """
         self.trouble = ""
         found = []
@@ -217,13 +217,13 @@ class ProfileCache:
         self.trouble = f"The profile in {path} is damaged and not used. {why}"
 
     def keep(self, profile: Profile) -> Path | None:
-        """Writes a profile; a reader finds it whole or not at all.
+        """Writes a profile. A reader finds it whole or not at all.
 
         Args:
-            profile: what to keep.
+            profile: the profile to keep.
 
         Returns:
-            The file; None where profiles are not kept, or where it cannot be written: then `trouble` says why.
+            The file; None where profiles are not kept, or where it cannot be written. Then `trouble` says why.
         """
         self.trouble = ""
         path = self.path(profile.subject, profile.hardware)
@@ -238,7 +238,7 @@ class ProfileCache:
 
 
 def _begin(form: str) -> str:
-    """Returns how the names of files begin whose subjects have a form."""
+    """Returns the begin of the names of files whose subjects have a form."""
     return f"{FORMAT}-{form[:16]}-"
 
 

@@ -1,4 +1,4 @@
-"""`model.profile`: time every unit of a model on example inputs, for the plan that its first step makes.
+"""`model.profile`: times every unit of a model on example inputs, for the plan that its first step makes.
 
 rank 0                      rank 1
 are the times known? ─────▶ all ranks hear of it
@@ -49,7 +49,7 @@ Times = dict[str, tuple[float, float]]
 Pair: TypeAlias = Sequence[float]
 #: A unit, or its times.
 Made = TypeVar("Made")
-#: How many units of each rank are measured alone, too.
+#: How many units of each rank are also measured alone.
 _UNITS_ALONE = 4
 #: How many ranks of a host measure alone, one after the other.
 _RANKS_ALONE = 3
@@ -57,12 +57,12 @@ _RANKS_ALONE = 3
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What is known of how long the units of a model take.
+    """What is known about the times of a model's units.
 
     Args:
-        times: of units, next to as many others as there are ranks on a host.
-        alone: what share of them units take, forward and backward, while the other ranks of a host wait.
-        failed: why others have no times.
+        times: times of units while all other ranks of the host run units, too.
+        alone: the share of these times that units take, forward and backward, while the other ranks of a host wait.
+        failed: why other units have no times.
     """
 
     times: Times
@@ -71,15 +71,15 @@ class Measurement:
 
 
 def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Measures a model; see `DistributedModel.profile`.
+    """Measures a model, for `DistributedModel.profile`.
 
     Args:
         model: a distributed model that has run no step.
         inputs: example inputs.
-        kwargs: more of them, by keyword.
+        kwargs: more inputs, by keyword.
 
     Raises:
-        StepError: the model has run a step already, or gives nothing that has a gradient.
+        StepError: the model has run a step already, or returns nothing that has a gradient.
         RankMismatchError: the ranks do not profile the same model.
     """
     running = runtime.current()
@@ -94,7 +94,7 @@ def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) 
         return
     if "training" not in kwargs and takes_training(model):
         kwargs = {**kwargs, "training": True}
-    # All ranks trace, since the model makes its variables meanwhile, and in the same order on all.
+    # All ranks trace, since this makes the model's variables, in the same order on all.
     traced = forward_backward(model).trace(*inputs, **kwargs)
     given = tf.nest.flatten((inputs, kwargs), expand_composites=True)
     tensors = [tf.convert_to_tensor(t) for t in given if _is_tensor(t)]
@@ -105,7 +105,7 @@ def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tensor], samples: int) -> Measurement:
-    """Returns the times of a kept profile, or of one that is measured and kept now; the same on all ranks."""
+    """Returns the times of a kept profile, or of one that is measured and kept now. They are the same on all ranks."""
     topology = runtime.current().topology
     hardware, cache, subject = this_hardware(topology.local_size), ProfileCache(), subject_of(traced.graph, samples)
     known, troubles = find(model, cache, subject, hardware_alike(hardware, topology.local_size))
@@ -132,16 +132,16 @@ def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tenso
 def find(
     model: str, cache: ProfileCache, subject: Subject, kinds: Sequence[Hardware]
 ) -> tuple[Measurement | None, list[str]]:
-    """Returns the times that rank 0 has kept, on all ranks, and what was in the way, on rank 0.
+    """Returns the times that rank 0 has kept, on all ranks; and what went wrong, on rank 0.
 
     Args:
-        model: its name.
-        cache: where they are kept.
-        subject: of what.
-        kinds: where they may have been measured, the likest to this machine first.
+        model: name of the model.
+        cache: where profiles are kept.
+        subject: the model and the size of its microbatches.
+        kinds: hardware that they may have been measured on, the most similar to this machine first.
 
     Returns:
-        The times, or None where none are kept, and words.
+        The times, or None where none are kept; and words for what went wrong.
     """
     found, troubles = None, []
     for kind in kinds if runtime.current().topology.rank == 0 else ():
@@ -156,11 +156,11 @@ def find(
 
 
 def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
-    """Returns what a machine may have been measured as, the likest to a training first.
+    """Returns the hardware that a machine may have been measured as, the most similar to a training first.
 
     Args:
         here: the machine, as this process has it.
-        processes: how many share it in the training.
+        processes: how many processes share it in the training.
     """
     threads = max(1, here.cores // processes)
     shared = dataclasses.replace(here, threads=threads, processes=processes)
@@ -170,7 +170,7 @@ def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
 
 
 def already_known(model: str, hardware: Hardware) -> str:
-    """Returns what is said where nothing needs to be measured."""
+    """Returns the message for when nothing needs to be measured."""
     return f"The times of model {model!r} on {hardware.device} are known from an earlier profile; nothing is measured."
 
 
@@ -178,10 +178,10 @@ def new_profile(model: str, subject: Subject, hardware: Hardware, found: Measure
     """Returns a profile to keep.
 
     Args:
-        model: its name.
+        model: name of the model.
         subject: what was measured.
-        hardware: where.
-        found: of all units.
+        hardware: the hardware that it was measured on.
+        found: the measurement of all units.
     """
     return Profile(FORMAT, model, subject, hardware, dict(found.times), found.alone)
 
@@ -189,18 +189,18 @@ def new_profile(model: str, subject: Subject, hardware: Hardware, found: Measure
 def measure(
     model: str, traced: StepTrace, units: Sequence[Unit], cut: Split, tensors: Sequence[tf.Tensor], samples: int
 ) -> Measurement:
-    """Measures every unit of a model: every replica all of them, each of its ranks a share, all at the same time.
+    """Measures every unit of a model. In each replica, every rank measures a share, all at the same time.
 
     Args:
-        model: its name.
+        model: name of the model.
         traced: the model, traced by `forward_backward`.
-        units: its units.
-        cut: the step, cut into them.
+        units: units of the model.
+        cut: the step, cut into the units.
         tensors: the values of its tensor arguments.
-        samples: in them.
+        samples: number of samples in them.
 
     Returns:
-        What was measured; the same on all ranks.
+        The measurement, the same on all ranks.
 
     Raises:
         RankMismatchError: the ranks do not measure the same model.
@@ -210,7 +210,7 @@ def measure(
     names = hashlib.sha256(repr([unit.name for unit in units]).encode()).hexdigest()[:16]
     agree(what, {"units": len(units), "names": names}, hint="Every rank must profile the same model.")
     costs = estimate(traced.graph, units, unknown=samples)
-    # Whichever stage a rank will run, it measures its share of all units.
+    # Every rank measures its share of all units, whichever stage it will run.
     told = broadcast_json(shares(costs, topology.group_size(CommGroup.MP_GROUP)), 0, name=what)
     rounds, mine = max(map(len, told)), told[topology.group_rank(CommGroup.MP_GROUP)]
     around = surroundings(traced, tensors)
@@ -239,18 +239,18 @@ def measure_in_rounds(
     progress: Callable[[int], None] = lambda done: None,
     failed: dict[str, str] | None = None,
 ) -> Measurement:
-    """Measures units, those of all ranks at the same time, and some of them alone.
+    """Measures units of all ranks at the same time, and some of them alone.
 
     Args:
-        what: is done, in words; the same on all ranks.
-        names: of this rank's units, the dearest first.
-        make: gives one of these, by its place, ready to be measured. It is kept no longer than it takes.
+        what: words for what is done, the same on all ranks.
+        names: names of this rank's units, the most expensive first.
+        make: returns one of these, by its position, ready to be measured. It is kept only as long as that takes.
         rounds: the largest number of units that a rank has.
-        progress: is told how many rounds are done.
-        failed: to note which of this rank's units TensorFlow cannot run, and why.
+        progress: takes the number of rounds that are done.
+        failed: takes the units of this rank that TensorFlow cannot run, with the reasons.
 
     Returns:
-        What was measured of all units, the median of those ranks that had the same one; the same on all ranks.
+        The measurement of all units, as the median over ranks that had the same one. It is the same on all ranks.
     """
     topology = runtime.current().topology
     together = max(collections.Counter(topology.hosts).values())
@@ -259,7 +259,8 @@ def measure_in_rounds(
     ready: ReadyUnit | None = None
 
     def attempt(work: Callable[[], Made]) -> Made | None:
-        # A unit that made-up numbers are not for, or that runs backward no more often than forward, as py_function.
+        # A unit that cannot run on made-up numbers, or that runs backward no more often than forward, such as
+        # py_function.
         try:
             return work()
         except tf.errors.OpError as error:
@@ -270,10 +271,10 @@ def measure_in_rounds(
     for turn in range(rounds):
         mine = turn < len(names)
         if mine:
-            # Not next to the one before it: a rank holds the weights of one.
+            # Not while the one before it is kept, since a rank holds the weights of one unit.
             ready = None
             ready = attempt(functools.partial(make, turn))
-        # Ranks that share a host slow each other down, in training too. One that has no unit left measures its last
+        # Ranks that share a host slow each other down, as in training. A rank that has no unit left measures its last
         # one again, so that the others are not alone.
         barrier(name=what)
         pair = attempt(functools.partial(as_forward_and_backward, ready)) if ready is not None else None
@@ -289,7 +290,7 @@ def measure_in_rounds(
                     and (topology.local_rank, topology.local_size) == (rank, together)
                 ):
                     both.append((pair, as_forward_and_backward(ready)))
-            # Nor does anybody make the next one meanwhile.
+            # Nor does any rank make its next unit meanwhile.
             barrier(name=what)
         progress(turn + 1)
     said = allgather_json([measured, both], name=what)
@@ -305,15 +306,15 @@ def measure_in_rounds(
 
 
 def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[float, float]:
-    """Returns what share of its time next to others a task takes alone, forward and backward.
+    """Returns the share of its time next to others that a task takes alone, forward and backward.
 
     Args:
         both: seconds forward and backward of units, next to others and alone.
-        together: how many others, and itself.
+        together: how many run together, with this one.
 
     Returns:
-        Two shares of at most 1: what takes longer alone was disturbed. Nor can a processor give more to one than it
-        gave to all.
+        Two shares of at most 1, since what took longer alone was disturbed. A share is not below 1 / together, since a
+        processor cannot give more to one than it gave to all.
 
     Example:
         >>> shares_alone([((2.0, 4.0), (2.0, 2.5)), ((2.0, 4.0), (2.5, 1.5))], together=2)
@@ -328,20 +329,21 @@ def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[floa
 
 
 def as_forward_and_backward(ready: ReadyUnit) -> tuple[float, float]:
-    """Returns the seconds forward and backward of a unit: its first sweep, and all others."""
+    """Returns the seconds forward and backward of a unit: those of its first sweep, and of all others."""
     seconds = ready.measure()
     return seconds.get(0, 0.0), sum(taken for sweep, taken in seconds.items() if sweep)
 
 
 def shares(costs: Costs, ranks: int) -> list[list[int]]:
-    """Returns which units each rank measures: about as long for every rank, by the estimates.
+    """Returns which units each rank measures. By the estimates, all ranks take about equally long.
 
     Args:
-        costs: of all units.
+        costs: costs of all units.
         ranks: ranks of a replica.
 
     Returns:
-        Per rank the indices of its units, the dearest first: units that are measured at the same time are much alike.
+        The indices of each rank's units, the most expensive first. So units that are measured at the same time are
+        alike.
     """
     found: list[list[int]] = [[] for _ in range(ranks)]
     order = sorted(range(len(costs.units)), key=lambda u: (-_seconds(costs, u), u))
@@ -378,16 +380,16 @@ def takes_training(model: SplitModel) -> bool:
 
 
 def forward_backward(model: SplitModel, loss: Callable[[Any], tf.Tensor] | None = None) -> Any:
-    """Returns a step that takes a model's inputs, and the gradients of a loss of its outputs.
+    """Returns a step that takes a model's inputs and returns the gradients of a loss of its outputs.
 
     Args:
         model: the model.
-        loss: of what the model gives; None for one that every output takes part in.
+        loss: the loss of the model's outputs; None for one in which every output counts.
     """
 
     def of_all(outputs: Any) -> tf.Tensor:
         tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(outputs)]
-        # Of squares: the gradient of a plain sum needs no forward pass, which is so of no loss.
+        # A sum of squares, since the gradient of a plain sum needs no forward pass, unlike that of a real loss.
         sums = [tf.reduce_sum(tf.square(tf.cast(t, tf.float32))) for t in tensors if t.dtype.is_floating]
         if not sums:
             raise StepError(f"Model {model.name!r} gives no floating-point numbers, so it has no backward pass.")
@@ -404,10 +406,10 @@ def forward_backward(model: SplitModel, loss: Callable[[Any], tf.Tensor] | None 
 
 @contextlib.contextmanager
 def progress_of(what: str, rank: int) -> Iterator[Callable[[int, int], None]]:
-    """Shows progress by a bar on rank 0's terminal; without one, by a line.
+    """Shows progress by a bar on rank 0's terminal, or by a line where there is no terminal.
 
     Args:
-        what: is being done.
+        what: words for what is being done.
         rank: this process's world rank.
     """
     console = Console(stderr=True)

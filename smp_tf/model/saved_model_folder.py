@@ -1,12 +1,12 @@
-"""Puts a SavedModel into a folder, where it replaces an earlier one and nothing else.
+"""Puts a SavedModel into a folder, where it replaces only an earlier one.
 
     what is there                        how the new model takes its place
     nothing, or an earlier model alone   the whole folder is exchanged
     other things too                     entry by entry, saved_model.pb last: without it there is no model
 
-The second way is also that of a folder that nobody can rename, such as a mount point. A process that is killed in it
-leaves no model that is half of one and half of the other: the earlier one's entries are in place, or in a folder
-.replaced-* there, until the new one is whole. What is not a SavedModel's own is not touched in either way.
+The second way is also used for a folder that nobody can rename, such as a mount point. If the process is killed
+meanwhile, no model is left that mixes both. The earlier one's entries are in place, or in a folder .replaced-* there,
+until the new one is whole. Neither way touches files that are not a SavedModel's own.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _FOLDERS = frozenset({"variables", "assets", "assets.extra"})
 
 
 def require_file_place(path: str) -> None:
-    """Raises where a file of this name cannot be written, before anything is computed.
+    """Raises an error where a file of this name cannot be written, before anything is computed.
 
     Args:
         path: of the file.
 
     Raises:
-        StepError: it is a folder, or a mount point.
+        StepError: the path is a folder or a mount point.
     """
     if os.path.isdir(path):
         raise StepError(f"A file takes the place of no folder, and {path!r} is one. Give another path.")
@@ -42,13 +42,13 @@ def require_file_place(path: str) -> None:
 
 
 def require_folder_place(path: str) -> None:
-    """Raises where a SavedModel of this name cannot be written, before anything is computed.
+    """Raises an error where a SavedModel of this name cannot be written, before anything is computed.
 
     Args:
         path: of the folder.
 
     Raises:
-        StepError: it, or an entry of it that has the name of a SavedModel's, is something else.
+        StepError: the path, or an entry in it with the name of a SavedModel's entry, is something else.
     """
     if os.path.lexists(path) and not os.path.isdir(path):
         raise StepError(f"A SavedModel is a folder, and {path!r} is none. Remove it, or give another path.")
@@ -64,10 +64,10 @@ def require_folder_place(path: str) -> None:
 
 @contextlib.contextmanager
 def building(path: str) -> Iterator[str]:
-    """Gives a path to write a SavedModel to, on the file system of its place; see `durable_files.building`.
+    """Gives a path to write a SavedModel to, on the file system of its place, as `durable_files.building` does.
 
     Args:
-        path: of the folder that it is to be in. Where it is a link to one, that is meant.
+        path: path of the folder that it will be in. Where the path is a link to a folder, that folder is meant.
     """
     place = os.path.realpath(path)
     inside = os.path.join(place, os.path.basename(place) or "model")
@@ -83,7 +83,7 @@ def put_in_place(built: str, path: str) -> None:
         path: its place.
 
     Raises:
-        OSError: it cannot be synced or renamed. What was there before is there as it was, or it is told where it is.
+        OSError: it cannot be synced or renamed. What was there before is unchanged, or the message says where it is.
     """
     place = os.path.realpath(path)
     if not os.path.isdir(place):
@@ -103,7 +103,7 @@ def _is_inside(built: str, place: str) -> bool:
 
 
 def _is_shared(place: str) -> bool:
-    """Returns whether a folder is more than a SavedModel, so that it must stay the one that it is."""
+    """Returns whether a folder has more than a SavedModel, so that the folder itself must stay."""
     return (
         any(name not in _FILES | _FOLDERS for name in os.listdir(place))
         or mounts.is_mount(place)
@@ -113,7 +113,7 @@ def _is_shared(place: str) -> bool:
 
 
 def _keep_others(earlier: str, built: str) -> None:
-    """Gives a folder of the new model the files of the earlier one's that are not the model's values."""
+    """Copies files of the earlier model's folder that are not the model's values into that of the new model."""
     if not os.path.isdir(earlier):
         return
     for folder, folders, files in os.walk(earlier):
@@ -131,7 +131,7 @@ def _keep_others(earlier: str, built: str) -> None:
 
 
 def _bring_others(earlier: str, place: str) -> None:
-    """Moves what somebody has put into a folder, just before it was replaced, to the new one."""
+    """Moves files that somebody has put into a folder, just before it was replaced, to the new one."""
     for name in sorted(set(os.listdir(earlier)) - _FILES - _FOLDERS):
         try:
             if os.path.lexists(os.path.join(place, name)):
@@ -149,7 +149,7 @@ def _replaced(folder: str) -> str:
 
 
 def _put_entries(built: str, place: str) -> None:
-    """Replaces the entries of an earlier model: its saved_model.pb goes first, and the new one comes last."""
+    """Replaces the entries of an earlier model. Its saved_model.pb is removed first, and the new one comes last."""
     new = sorted(os.listdir(built), key=lambda name: (name == _DECIDES, name))
     names = [_DECIDES, *sorted({*_FILES, *_FOLDERS, *new} - {_DECIDES})]
     kept = _replaced(place)
@@ -172,7 +172,7 @@ def _put_entries(built: str, place: str) -> None:
 def _take_back(
     new: Sequence[str], names: Sequence[str], built: str, place: str, kept: str, reason: BaseException
 ) -> None:
-    """Puts the earlier model's entries back, each whether or not another one can be, saved_model.pb last."""
+    """Puts back the earlier model's entries, each even if another one fails, and saved_model.pb last."""
     is_whole = True
     moves = [(place, built, name) for name in reversed(new) if not os.path.lexists(os.path.join(built, name))]
     moves += [(kept, place, name) for name in reversed(names) if os.path.lexists(os.path.join(kept, name))]

@@ -1,4 +1,4 @@
-"""Writes a whole model to a file or folder: the structure by Keras, the values fetched one at a time.
+"""Writes a whole model to a file or folder. Keras writes the structure; the values are fetched one at a time.
 
 | path            | what is written                | loads into                                            |
 |-----------------|--------------------------------|-------------------------------------------------------|
@@ -7,8 +7,8 @@
 | `.weights.h5`   | the weights alone              | load_weights of the same class with tf_keras.Model as |
 |                 |                                | its base, or of the model that was wrapped            |
 
-Whatever it is, it is written in a folder of its own next to its place, and put there when it is complete and on disk:
-what was there before is whole until then. What a folder has besides an earlier SavedModel stays.
+In each case it is written in a folder of its own next to its place, and moved there when it is complete and on disk.
+Until then, what was there before is whole. Other files in a folder with an earlier SavedModel stay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HDF5 = (".h5", ".hdf5")
 
 
 def save_model(model: SplitModel, path: str | os.PathLike[str]) -> None:
-    """Writes the whole, unsplit model; see `DistributedModel.save_model`.
+    """Writes the whole, unsplit model, for `DistributedModel.save_model`.
 
     Args:
         model: a distributed model that has run a step.
@@ -76,18 +76,18 @@ def save(
     save_format: str | None,
     options: Mapping[str, Any],
 ) -> None:
-    """Writes the whole model as Keras's `model.save` is asked to; see `DistributedModel.save`.
+    """Writes the whole model as Keras's `model.save` is asked to, for `DistributedModel.save`.
 
     Args:
         model: a distributed model that has run a step.
         path: folder or file to write.
         overwrite: whether what is there may be replaced.
-        save_format: "tf", "keras" or "h5"; None: the path says it.
+        save_format: "tf", "keras" or "h5"; None where the path says it.
         options: further arguments of `save`.
 
     Raises:
-        StepError: something is there and `overwrite` is false, the format does not fit the path, or options ask for
-            what is not supported.
+        StepError: something is there and `overwrite` is false, the format does not fit the path, or an option is not
+            supported.
     """
     path = os.fspath(path)
     extension = os.path.splitext(path)[1]
@@ -112,11 +112,11 @@ def save(
 def save_weights(
     model: SplitModel, path: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None
 ) -> None:
-    """Writes the weights of the whole model; see `DistributedModel.save_weights`.
+    """Writes the weights of the whole model, for `DistributedModel.save_weights`.
 
     Args:
         model: a distributed model that has run a step.
-        path: file to write; in TensorFlow's format, the prefix of its files.
+        path: file to write or, in TensorFlow's format, the prefix of its files.
         overwrite: whether what is there may be replaced.
         save_format: "tf" or "h5"; by default "h5" where the path ends in .h5 or .keras, else "tf".
 

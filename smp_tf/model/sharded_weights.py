@@ -1,4 +1,4 @@
-"""The list that `get_weights` gives: every rank holds its own part, and an element is fetched when it is asked for."""
+"""The list that `get_weights` returns. Every rank holds its own part. An element is fetched when it is asked for."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Shard:
 
 
 class ShardedWeights(Sequence[np.ndarray]):
-    """The weights of a split model at one moment; `model.set_weights` takes them back without gathering them.
+    """The weights of a split model at one moment. `model.set_weights` takes them back without gathering them.
 
-    Asking for an element, or going through all of them, is collective: all ranks of the replica must do it, and each
+    Asking for an element, or iterating over all of them, is collective. All ranks of the replica must do it, and each
     gets the element. `local` needs no other rank.
 
     Args:
@@ -65,7 +65,7 @@ class ShardedWeights(Sequence[np.ndarray]):
 
     @property
     def local(self) -> dict[int, np.ndarray]:
-        """The values this rank has, by their place in the list."""
+        """Returns the values that this rank has, by their position in the list."""
         return {number: shard.value for number, shard in enumerate(self.shards) if shard.value is not None}
 
     @overload
@@ -93,7 +93,7 @@ _MOVED = tag_of("moved weight")
 
 
 def get_weights(model: SplitModel) -> ShardedWeights:
-    """Returns the weights of a model as they are now; see `DistributedModel.get_weights`.
+    """Returns the present weights of a model, for `DistributedModel.get_weights`.
 
     Args:
         model: a distributed model that has run a step.
@@ -118,15 +118,15 @@ def _shard(model: SplitModel, variable: Any) -> Shard:
 
 
 def set_weights(model: SplitModel, weights: Sequence[Any]) -> None:
-    """Gives a model other weights; see `DistributedModel.set_weights`.
+    """Gives a model other weights, for `DistributedModel.set_weights`.
 
     Args:
         model: a distributed model.
-        weights: what `get_weights` gave, or one array for each weight.
+        weights: the result of `get_weights`, or one array for each weight.
 
     Raises:
         ValueError: the number of weights or the shape of one is not that of the model.
-        StepError: the model has no weights yet, or is given sharded ones and has not run a step yet.
+        StepError: the model has no weights yet, or it is given sharded ones and has not run a step yet.
     """
     if not model._smp_keras_model.built:
         raise StepError(
@@ -165,7 +165,7 @@ def _require_shape(number: int, variable: Any, shape: Any) -> None:
 
 
 def _take(model: SplitModel, variable: Any, shard: Shard) -> None:
-    """Assigns one weight, which travels only where another rank has it than stores the variable."""
+    """Assigns one weight. It is sent only where the rank that has it is not the one that stores the variable."""
     there, here = shard.layout, model._layout_of(variable)
     topology = runtime.current().topology
     ranks, place = topology.members(CommGroup.PP_GROUP), topology.place

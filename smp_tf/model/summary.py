@@ -1,4 +1,4 @@
-"""`model.summary()`: Keras's table with one more column, the ranks that store each layer's weights."""
+"""`model.summary()`: Keras's table with one more column for the ranks that store each layer's weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BETWEEN = "  "
 
 
 def print_summary(model: SplitModel, print_fn: Callable[[str], Any] | None, options: dict[str, Any]) -> None:
-    """Prints the summary of a model, on rank 0 unless the script takes the lines itself.
+    """Prints the summary of a model, on rank 0 only, unless the script takes the lines itself.
 
     Args:
         model: a distributed model that is built.
@@ -64,7 +64,7 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def _place(line: str, layers: list[Any]) -> int | None:
-    """Returns which of the layers a line is the first of; Keras breaks long names over several lines."""
+    """Returns the layer whose first line a line is. Keras breaks long names over several lines."""
     field = line.strip("| ").split("  ")[0]
     for number, layer in enumerate(layers):
         words = f"{layer.name} ({type(layer).__name__})"
@@ -74,7 +74,7 @@ def _place(line: str, layers: list[Any]) -> int | None:
 
 
 def _ranks(model: SplitModel, layer: Any) -> str:
-    """Returns the ranks that store a layer's weights, over all replicas; "?" before that is decided."""
+    """Returns the ranks that store a layer's weights, over all replicas; "?" before this is decided."""
     mesh = runtime.current().topology.mesh
     layouts = []
     for variable in adapter.layers().variables_of(layer):

@@ -1,6 +1,6 @@
-"""Weights in the files of `tf.train.Checkpoint`: found by their place in the model, read and written one at a time.
+"""Reads and writes weights in the files of `tf.train.Checkpoint`, one at a time, by their place in the model.
 
-What a checkpoint holds is found as TensorFlow does it, by walking the model and the object graph in the file together:
+Values are found as TensorFlow finds them, by walking the model and the object graph in the file together:
 
     model ──hidden──▶ layer ──kernel──▶ variable          the variable's value in the file
     node 0 ──hidden──▶ node 3 ──kernel──▶ node 8 ──────▶  "hidden/kernel/.ATTRIBUTES/VARIABLE_VALUE"
@@ -30,18 +30,18 @@ from smp_tf.variables.models import SplitModel
 from smp_tf.variables.state import set_initial_value
 
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
-#: The key of a tensor, and what makes its value.
+#: The key of a tensor, and the function that makes its value.
 _Tensor = tuple[str, Callable[[], Any]]
 
 
 @dataclass(frozen=True)
 class LoadStatus:
-    """What `load_weights` of a checkpoint found; named like what `tf.train.Checkpoint.restore` returns.
+    """What `load_weights` of a checkpoint found. It is named like the result of `tf.train.Checkpoint.restore`.
 
     Args:
-        path: what was read.
-        loaded: names of the variables that were in it.
-        missing: names of the variables that were not.
+        path: the path that was read.
+        loaded: names of the variables that were in the checkpoint.
+        missing: names of the variables that were not in it.
     """
 
     path: str
@@ -49,23 +49,23 @@ class LoadStatus:
     missing: tuple[str, ...]
 
     def assert_existing_objects_matched(self) -> LoadStatus:
-        """Raises unless every variable of the model was found."""
+        """Raises an error unless every variable of the model was found."""
         if self.missing:
             raise AssertionError(f"{self.path!r} has no value for {', '.join(self.missing)}.")
         return self
 
     def assert_consumed(self) -> LoadStatus:
-        """Raises unless every variable of the model was found."""
+        """Raises an error unless every variable of the model was found."""
         return self.assert_existing_objects_matched()
 
     def assert_nontrivial_match(self) -> LoadStatus:
-        """Raises unless a variable of the model was found."""
+        """Raises an error unless some variable of the model was found."""
         if not self.loaded:
             raise AssertionError(f"{self.path!r} has no value for any variable of the model.")
         return self
 
     def expect_partial(self) -> LoadStatus:
-        """Says that a part of the model is enough; nothing is ever said of the rest."""
+        """Says that a part of the model is enough. There is no message about the rest."""
         return self
 
 
@@ -73,7 +73,7 @@ def prefix_of(path: str) -> str | None:
     """Returns the prefix of the checkpoint files that a path means; None where there are none.
 
     Args:
-        path: such a prefix, or the folder of a SavedModel.
+        path: a prefix, or the folder of a SavedModel.
     """
     for prefix in (path, os.path.join(path, "variables", "variables")):
         if os.path.isfile(f"{prefix}.index"):
@@ -82,7 +82,7 @@ def prefix_of(path: str) -> str | None:
 
 
 def read(root: Any, prefix: str) -> LoadStatus:
-    """Gives the variables of a model the values in a checkpoint; only those stored here are read.
+    """Gives the variables of a model the values in a checkpoint. Only values that are stored here are read.
 
     Args:
         root: the model as it was saved.
@@ -123,12 +123,12 @@ def _give(variable: Any, reader: Any, key: str, noted: NotedFiles) -> None:
 
 
 def write(model: SplitModel, prefix: str, place: str) -> None:
-    """Writes the weights of a model as `tf_keras.Model.save_weights` does; variables of other ranks must be readable.
+    """Writes the weights of a model as `tf_keras.Model.save_weights` does. Other ranks' variables must be readable.
 
     Args:
         model: a distributed model that has run a step.
-        prefix: of the files to write.
-        place: the prefix that `put_in_place` will give them; no file has the name of one that is there.
+        prefix: prefix of the files to write.
+        place: the prefix that `put_in_place` will give them. No file gets the name of an existing one.
     """
     root = model._smp_keras_model
     with save_structure():
@@ -137,13 +137,14 @@ def write(model: SplitModel, prefix: str, place: str) -> None:
 
 
 def replace_values(prefix: str, root: Any, weights: Sequence[Any], place: str = "") -> None:
-    """Puts the values of now into a checkpoint that was written without some, never holding two foreign ones.
+    """Puts the present values into a checkpoint that was written without some. It never holds two foreign ones.
 
     Args:
         prefix: of the checkpoint's files.
-        root: what was saved.
-        weights: its variables.
-        place: the prefix that its files will be given: none takes the name of one that is there. "": these.
+        root: the object that was saved.
+        weights: variables of the object.
+        place: the prefix that its files will be given, where no file may get the name of an existing one; "" for the
+            present prefix.
 
     Raises:
         StepError: the object graph lacks a variable, or every number of files is taken.
@@ -151,7 +152,7 @@ def replace_values(prefix: str, root: Any, weights: Sequence[Any], place: str = 
     written = tf.train.load_checkpoint(prefix)
     graph = written.get_tensor(_GRAPH_KEY)
     keys = {id(variable.handle): key for variable, key in _matched(root, graph)}
-    # Tables and the like, which have no part in the weights.
+    # Tables and the like, which are not among the weights.
     others = sorted({*written.get_variable_to_shape_map()} - {*keys.values(), _GRAPH_KEY})
     missing = [variable.name for variable in weights if id(variable.handle) not in keys]
     if missing:
@@ -187,12 +188,12 @@ def replace_values(prefix: str, root: Any, weights: Sequence[Any], place: str = 
 
 
 def _cut(tensors: list[_Tensor], others: int, place: str) -> list[list[_Tensor]]:
-    """Returns the tensors in as few files as make, with others, a number that none of the files in their place is of.
+    """Returns the tensors divided into few files, such that no existing checkpoint there has the same number of them.
 
     Args:
-        tensors: those that may share files.
+        tensors: tensors that may share files.
         others: how many more files there will be.
-        place: the prefix that the files will be given; "" where it is that of none.
+        place: the prefix that the files will be given; "" where no files have it.
     """
     taken = (
         {int(name.rpartition("-of-")[2]) for name in files_of(place) if not name.endswith(".index")} if place else ()
@@ -207,14 +208,14 @@ def _cut(tensors: list[_Tensor], others: int, place: str) -> list[list[_Tensor]]
 
 
 def put_in_place(built: str, place: str) -> None:
-    """Gives the files of a checkpoint their names for good; those of an earlier one are deleted after that.
+    """Gives the files of a checkpoint their names for good, and then deletes those of an earlier one.
 
-    The index, which is renamed, decides: the earlier one has files of other names, since there is another number of
-    them, and is whole until then. Where this fails it is there as it was.
+    The rename of the index decides. The earlier checkpoint has another number of files, so its files have other names,
+    and it is whole until then. Where this fails, it is unchanged.
 
     Args:
-        built: the prefix that they have, in a folder of this process.
-        place: the prefix that they are to have.
+        built: the prefix that the files have, in a folder of this process.
+        place: the prefix that they will have.
 
     Raises:
         OSError: they cannot be synced or renamed.
@@ -231,7 +232,7 @@ def put_in_place(built: str, place: str) -> None:
         durable_files.sync(folder)
         os.replace(*index)
         durable_files.sync(folder)
-        # TensorFlow's own way of writing this file, which names the latest checkpoint of a folder, is deprecated.
+        # This file names the latest checkpoint of a folder. TensorFlow's own function for writing it is deprecated.
         latest = tf.compat.v1.train.generate_checkpoint_state_proto(folder, os.path.basename(place))
         durable_files.write_file(os.path.join(folder, "checkpoint"), str(latest))
     except BaseException:
@@ -242,7 +243,7 @@ def put_in_place(built: str, place: str) -> None:
 
 
 def _take_back(index: tuple[str, str], values: Sequence[tuple[str, str]], earlier: bytes | None) -> None:
-    """Puts the earlier index in place again, and delete the files with values that go with the other one."""
+    """Puts back the earlier index, and deletes the files with values that belong to the other one."""
     if not os.path.exists(index[0]):
         if earlier is None:
             os.remove(index[1])
@@ -268,7 +269,7 @@ def files_of(prefix: str) -> list[str]:
 
 
 def _matched(root: Any, serialized: bytes) -> Iterator[tuple[Any, str]]:
-    """Yields the variables below a root that an object graph has a value for, each with the key of that value."""
+    """Yields the variables below a root for which an object graph has a value, each with the key of the value."""
     nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(serialized).nodes
     view = tf.train.TrackableView(root)
     waiting, seen = deque([(root, 0)]), {0}

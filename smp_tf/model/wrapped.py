@@ -13,7 +13,7 @@ from smp_tf.model.model import DistributedModel, wrap_with
 
 
 class WrappedModel(DistributedModel):
-    """A distributed model around an existing Keras model; `smp.DistributedModel(model)` makes it.
+    """A distributed model around an existing Keras model. `smp.DistributedModel(model)` makes it.
 
     Args:
         model: the Keras model, or a function that builds it.
@@ -39,7 +39,7 @@ class WrappedModel(DistributedModel):
             self._take_over({name: getattr(model, name) for name in adapter.losses().set_by_compile()})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model, as the wrapped one is called: its first argument may be given by name."""
+        """Calls the model as the wrapped one is called, so that its first argument may be given by name."""
         if not args and self._first is not None:
             if self._first not in kwargs:
                 raise ValueError(
@@ -50,7 +50,7 @@ class WrappedModel(DistributedModel):
         return super().__call__(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles the wrapped model, whose `train_step` is what `fit` runs; see `tf_keras.Model.compile`."""
+        """Compiles the wrapped model, whose `train_step` `fit` runs, as `tf_keras.Model.compile` does."""
         refuse_strategy(f"Model {self.name!r} was compiled")
         before = dict(vars(self.wrapped))
         self.wrapped.compile(*args, **kwargs)
@@ -58,12 +58,12 @@ class WrappedModel(DistributedModel):
         self._take_over({name: value for name, value in changed.items() if not name.startswith("_self_")})
 
     def _take_over(self, compiled: Mapping[str, Any]) -> None:
-        """Lets Keras's loops and callbacks, which see this model, find here what compiling has set."""
+        """Lets Keras's loops and callbacks, which see this model, find here what `compile` has set."""
         for name, value in compiled.items():
             object.__setattr__(self, name, value)
         if self.wrapped.output_names:
             self.output_names = self.wrapped.output_names
-        # What was made for the optimizer, losses and weights to train of before.
+        # What was made for the earlier optimizer, losses and weights.
         for function in ("train_function", "test_function", "predict_function"):
             object.__setattr__(self, function, None)
 
@@ -73,13 +73,13 @@ class WrappedModel(DistributedModel):
 
     @property
     def layers(self) -> list[Any]:
-        """The layers of the wrapped model."""
+        """Returns the layers of the wrapped model."""
         found: list[Any] = self.wrapped.layers
         return found
 
     @property
     def metrics(self) -> list[Any]:
-        """The metrics of the wrapped model."""
+        """Returns the metrics of the wrapped model."""
         found: list[Any] = self.wrapped.metrics
         return found
 
@@ -104,7 +104,7 @@ class WrappedModel(DistributedModel):
         self.wrapped.reset_metrics()
 
     def _build(self, input_shape: Any) -> None:
-        # Keras's way is to call `call` on placeholders, which it refuses for one that takes any arguments.
+        # Keras would call `call` on placeholders. It refuses that for a `call` that takes any arguments.
         if not self.wrapped.built:
             self.wrapped.build(input_shape)
         self.built = True
@@ -115,7 +115,7 @@ class WrappedModel(DistributedModel):
 
 
 def wrap(*args: Any, **kwargs: Any) -> WrappedModel:
-    """Returns what `smp.DistributedModel(model)` gives."""
+    """Returns the model for `smp.DistributedModel(model)`."""
     if len(args) != 1 or kwargs or not (adapter.layers().is_model(args[0]) or callable(args[0])):
         raise TypeError(
             "smp.DistributedModel is either subclassed or given one Keras model, or one function that returns a Keras "

@@ -1,10 +1,10 @@
-"""Makes ranks that train with `fit` decide alike: they begin with the same arguments, and stop together.
+"""Makes ranks that train with `fit` begin with the same arguments, and stop together.
 
     rank 0: fit(epochs=3, [ModelCheckpoint])   rank 1: fit(epochs=3, [])     ─▶ an error before the first batch
     rank 0: model.stop_training = True         rank 1: goes on               ─▶ both stop
 
-Most callbacks decide by the logs, which are the same everywhere. One that looks at a clock, or at a file of its host,
-does not; nor does one that a script gives to rank 0 alone, as scripts for data parallelism do.
+Most callbacks decide by the logs, which are the same on all ranks. A callback that looks at a clock, or at a file of
+its host, does not. Nor does one that a script gives to rank 0 alone, as scripts for data parallelism do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.training import callbacks as own_callbacks
 from smp_tf.variables import assigned_values
 
-#: Arguments of `fit` by which ranks that differ would run other numbers of batches, or other evaluations.
+#: Arguments of `fit` that decide the number of batches, or the evaluations.
 _COMPARED = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq")
 _HINT = (
     "Call fit on every rank with the same arguments, and with the same callbacks of those that change the training or "
@@ -34,14 +34,14 @@ _HINT = (
 
 
 def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> StopTogether | None:
-    """Raises unless all ranks call `fit` alike, as far as it matters; every rank calls this before the first batch.
+    """Raises an error unless all ranks call `fit` alike, where it matters. Every rank calls it before the first batch.
 
     Args:
         arguments: of `fit`, by name, with the defaults of those that were not given.
-        callbacks: those that the script gave.
+        callbacks: the callbacks that the script gave.
 
     Returns:
-        The callback that comes after all others; None where this process is alone.
+        The callback to put after all others; None where this process is alone.
 
     Raises:
         RankMismatchError: the ranks do not call it alike.
@@ -58,10 +58,10 @@ def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> Stop
 
 
 def _require_as_many_batches(arguments: Mapping[str, Any]) -> None:
-    """Raises where it is known that an epoch has more batches on one replica than on another.
+    """Raises an error where an epoch is known to have more batches on one replica than on another.
 
-    Keras leaves an epoch whose length it knows without asking for one more batch; where it does not, `training` finds
-    out when the data ends.
+    Keras leaves an epoch of known length without asking for one more batch. For an unknown length, `training` notices
+    the end of the data.
     """
     if runtime.current().topology.replicas == 1:
         return
@@ -80,13 +80,13 @@ def _require_as_many_batches(arguments: Mapping[str, Any]) -> None:
 
 
 def batches_of_an_epoch(arguments: Mapping[str, Any]) -> int | None:
-    """Returns how many batches an epoch of `fit` has on this rank, where data of unknown length does not decide it.
+    """Returns how many batches an epoch of `fit` has on this rank, unless data of unknown length decides it.
 
     Args:
         arguments: of `fit`, by name.
 
     Returns:
-        Their number; None where it is not known, is without end, or is the argument `steps_per_epoch`.
+        Their number; None where it is unknown or infinite, or is the argument `steps_per_epoch`.
     """
     data = arguments["x"]
     if arguments["steps_per_epoch"] is not None:
@@ -104,15 +104,15 @@ def batches_of_an_epoch(arguments: Mapping[str, Any]) -> int | None:
 
 
 def acting(callbacks: Sequence[Any]) -> list[str]:
-    """Returns the classes of those callbacks that change the training, or take part in what all ranks do."""
+    """Returns the classes of the callbacks that change the training, or take part in what all ranks do."""
     return [type(callback).__name__ for callback in callbacks if _acts(callback)]
 
 
 class StopTogether(Callback):
-    """After all other callbacks: where one rank wants to stop, all do.
+    """Runs after all other callbacks. Where one rank wants to stop, all ranks stop.
 
     Args:
-        each_batch: whether some callback of some rank may decide so between batches, and not only between epochs.
+        each_batch: whether a callback of any rank may decide so between batches, and not only between epochs.
     """
 
     def __init__(self, each_batch: bool) -> None:
@@ -125,12 +125,12 @@ class StopTogether(Callback):
         return self._each_batch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Asks the others: Keras leaves an epoch after its first batch where a callback wants to stop by now."""
+        """Asks the others, since Keras leaves an epoch after its first batch where a callback wants to stop by now."""
         self._agree(f"the beginning of epoch {epoch + 1}")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Asks the others, where that is needed."""
-        # Keras calls it for all callbacks where one has use for it, such as the progress bar, which rank 0 alone has.
+        """Asks the others, where this is needed."""
+        # Keras calls it for all callbacks where one needs it, such as the progress bar, which only rank 0 has.
         if not self._each_batch:
             return
         self._count += 1
@@ -160,13 +160,13 @@ def _is_known(kind: type) -> bool:
 
 
 def decides_in_batches(callback: Any) -> bool:
-    """Returns whether a callback of the script's own runs between batches; Keras's decide by the logs there."""
+    """Returns whether a callback of the script's own runs between batches. Keras's own decide by the logs there."""
     is_own = adapter.loops().runs_functions(callback) or not _is_known(type(callback))
     return is_own and adapter.loops().wants_train_batches(callback)
 
 
 def _told(value: Any) -> Any:
-    """Returns an argument as it is compared: numbers by their value."""
+    """Returns an argument in the form in which it is compared. Numbers are compared by their values."""
     if isinstance(value, numbers.Number | np.generic):
         return float(value)  # type: ignore[arg-type]
     return None if value is None else repr(value)

@@ -1,4 +1,4 @@
-"""The callbacks that `smp_tf.callbacks` names."""
+"""The callbacks of `smp_tf.callbacks`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from smp_tf.variables.fetch import WRITER
 class BroadcastInitialState(Callback):
     """Gives all replicas the weights and optimizer state of one of them, after the first batch.
 
-    Replicas start alike: they have the same seed, and at a model's first step that trains all take what replica 0 has,
-    or the one that is named here. This is for what a script changes on one replica later, between two calls of `fit`,
-    and for the optimizer's slots; its arguments and its learning rate have to be equal before, which is checked. `fit`
-    adds it when there are replicas. Where these share the optimizer's slots (`shard_optimizer_state`), each of which is
-    on one replica only, weights that differ before the first step that trains are an error, and the state of the
-    optimizer is left as it is.
+    Replicas start alike. They have the same seed, and at a model's first step that trains all take the values of
+    replica 0, or of the one that is named here. The callback is for what a script changes on one replica later, between
+    two calls of `fit`, and for the optimizer's slots. The optimizer's arguments and learning rate have to be equal
+    already, which is checked. `fit` adds the callback when there are replicas. Where replicas share the optimizer's
+    slots (`shard_optimizer_state`), each slot is on one replica only. Then weights that differ before the first step
+    that trains are an error, and the optimizer's state is left as it is.
 
     Args:
-        replica: the number of the replica whose state all take over.
+        replica: the number of the replica whose state all take.
 
     Example:
         >>> model.fit(x, y, callbacks=[smp.callbacks.BroadcastInitialState()])
@@ -55,7 +55,7 @@ class BroadcastInitialState(Callback):
         self._done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Says whose weights a model begins with, if it has not run a step yet."""
+        """Decides whose weights a model begins with, if it has not run a step yet."""
         equal_start.take_from(self._replica)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -63,7 +63,7 @@ class BroadcastInitialState(Callback):
         if self._done:
             return
         self._done = True
-        # Those of metrics count what each replica has seen.
+        # Variables of metrics count what each replica has seen.
         metrics = {
             id(variable.handle)
             for module in self.model.submodules
@@ -72,7 +72,7 @@ class BroadcastInitialState(Callback):
         }
         weights = [variable for variable in self.model.local_variables if id(variable.handle) not in metrics]
         variables = self.model.optimizer.variables
-        # Which of them only some replicas have, an optimizer of the script's own does not say.
+        # An optimizer of the script's own does not say which variables only some replicas have.
         of_optimizer = variables() if callable(variables) else variables
         state = [*weights, *([] if layouts.are_shared() else of_optimizer)]
         root = runtime.current().topology.members(CommGroup.RDP_GROUP)[self._replica]
@@ -82,8 +82,8 @@ class BroadcastInitialState(Callback):
 class MetricAverage(Callback):
     """Makes the logs of an epoch the same on all replicas, for the callbacks after it.
 
-    Losses and metrics of the model are those of all replicas already. This averages what callbacks before it have put
-    into the logs, each replica weighing alike. `fit` adds it when there are replicas.
+    Losses and metrics of the model are those of all replicas already. The callback averages what earlier callbacks have
+    put into the logs, with equal weights for replicas. `fit` adds it when there are replicas.
 
     Example:
         >>> model.fit(x, y, callbacks=[Timing(), smp.callbacks.MetricAverage(), CSVLogger("log.csv")])
@@ -96,19 +96,19 @@ class MetricAverage(Callback):
 
 
 class Checkpoint(Callback):
-    """Saves the training through `smp.CheckpointManager`, and goes on where it was interrupted.
+    """Saves the training by `smp.CheckpointManager`, and goes on where it was interrupted.
 
-    A checkpoint holds model, optimizer, dropout masks and the number of the epoch. Each rank writes what it stores; a
-    checkpoint is whole or not there, and can be restored on another number of partitions and replicas.
+    A checkpoint holds model, optimizer, dropout masks and the number of the epoch. Each rank writes what it stores. A
+    checkpoint is whole or does not exist, and can be restored on other numbers of partitions and replicas.
 
     Args:
         directory: folder of the checkpoints.
         save_freq: "epoch", or a number of batches.
-        max_to_keep: how many checkpoints are kept; None: all.
-        restore: whether `fit` begins with the latest checkpoint, if there is one. The epochs it has are not run again.
+        max_to_keep: how many checkpoints are kept; None for all.
+        restore: whether `fit` begins with the latest checkpoint, if there is one. Its epochs are not run again.
 
     Raises:
-        ValueError: `save_freq` is neither.
+        ValueError: `save_freq` is neither of these.
 
     Example:
         >>> model.fit(x, y, epochs=10, callbacks=[smp.callbacks.Checkpoint("checkpoints", max_to_keep=3)])
@@ -136,7 +136,7 @@ class Checkpoint(Callback):
         return self._every != "epoch"
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the latest checkpoint; Keras asks afterwards in which epoch to begin."""
+        """Restores the latest checkpoint. Keras asks afterwards in which epoch to begin."""
         checkpoint = tf.train.Checkpoint(model=self.model, epochs=self._epochs)
         self._manager = CheckpointManager(checkpoint, self._directory, self._keep)
         if self._restore and self._manager.latest_checkpoint is not None:
@@ -146,11 +146,11 @@ class Checkpoint(Callback):
     def maybe_load_initial_counters_from_ckpt(
         self, steps_per_epoch: int | None, initial_epoch: int, mode: Any = None
     ) -> tuple[int, int]:
-        """Returns where `fit` begins, as Keras asks it of `model._training_state`: (epoch, batch)."""
+        """Returns where `fit` begins, as (epoch, batch). Keras asks `model._training_state` for it."""
         return max(initial_epoch, int(self._epochs)), 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves, where that is done every so many batches."""
+        """Saves, if it is time after a number of batches."""
         if self._every == "epoch":
             return
         self._since_save += 1
@@ -159,7 +159,7 @@ class Checkpoint(Callback):
             self._manager.save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Counts the epoch, and saves, where that is done at its end."""
+        """Counts the epoch, and saves, if this is done at the end of epochs."""
         self._epochs.assign(epoch + 1)
         if self._every == "epoch":
             self._manager.save()
@@ -171,9 +171,9 @@ class Checkpoint(Callback):
 
 
 class Timeline(Callback):
-    """Records some batches of a training, and writes a file for each rank: what ran when.
+    """Records what ran when in some batches of a training, and writes a file for each rank.
 
-    The files are those of `smp.timeline`; `smp-tf timeline path --html out.html` makes a page of them.
+    The files are those of `smp.timeline`. `smp-tf timeline path --html out.html` makes a page of them.
 
     Args:
         steps: the first and the last batch to record, counted from 0 over all epochs of the `fit`. The first batches
@@ -204,7 +204,7 @@ class Timeline(Callback):
         self._before_epoch = self._seen
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begins to record, if the first of the batches is next."""
+        """Begins to record, if the first of these batches is next."""
         several = self.model.steps_per_execution
         next_ones = self._before_epoch + batch, 1 if several is None else int(several.numpy())
         if not self._records and next_ones[0] <= self._last and sum(next_ones) > self._first:
@@ -228,14 +228,14 @@ class Timeline(Callback):
 
 
 class PipelineSummary(Callback):
-    """Says after every epoch how the pipeline did: samples per second, bubble, bytes sent, memory of every rank.
+    """Prints after every epoch how the pipeline did: samples per second, bubble, bytes sent, and memory of every rank.
 
-    Samples are those of all replicas. The bubble is that of the plan: the share of the stages' time in which its
-    schedule leaves them idle, by the plan's times. Bytes are what the transport has sent in the epoch, and memory the
-    most that a process has held so far.
+    Samples are those of all replicas. The bubble is the plan's: the share of the stages' time in which the schedule
+    leaves them idle, by the plan's times. Bytes are what the transport has sent in the epoch. Memory is the most that a
+    process has held so far.
 
     Args:
-        log_dir: folder in which the same numbers are written for TensorBoard, by rank 0; None: nowhere.
+        log_dir: folder into which rank 0 writes the same numbers for TensorBoard; None for no such files.
 
     Example:
         >>> model.fit(x, y, callbacks=[smp.callbacks.PipelineSummary("logs")])
@@ -302,7 +302,7 @@ class PipelineSummary(Callback):
 
 def _bubble(plan: Plan) -> float:
     """Returns the share of the stages' time in which the plan's schedule leaves them idle."""
-    # A backward pass takes about twice the time of the forward pass, and each chunk of a stage as long.
+    # A backward pass takes about twice the time of the forward pass, and all chunks of a stage take equally long.
     shares = [plan.forecast[stage].time_share / plan.placement.count(stage) for stage in plan.placement]
     times = [ChunkTimes(share / 3, share / 3, share / 3) for share in shares]
     return simulate(program_of(plan.schedule, plan.placement, plan.microbatches), times).bubble_ratio

@@ -1,4 +1,4 @@
-"""This replica's share of a data set that is written for all of them.
+"""Takes this replica's share of a data set that is written for all of them.
 
 batches of the data set     0 1 2 3 4 | 5 6 7 8 9 | ...        3 replicas
 replica 0                   0 1       | 5 6       | ...        together they have, step by step, the batches of the
@@ -15,7 +15,7 @@ import tensorflow as tf
 from smp_tf.batch.microbatches import count_samples, cut_out, sizes_of
 from smp_tf.job import runtime
 
-#: Older versions of TensorFlow have no public name for it.
+#: Older versions of TensorFlow have no public name for this type.
 _NONE = type(tf.type_spec_from_value(None))
 _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
@@ -23,23 +23,24 @@ _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 def shard_dataset(dataset: tf.data.Dataset, *, batched: bool = True) -> tf.data.Dataset:
     """Returns this replica's share of a data set that holds the batches of all replicas.
 
-    Every batch is cut along axis 0 into one part a replica, in the replicas' order; their sizes differ by at most one.
-    So the replicas' batches together are the batches of the data set, and training is that of one process on it. All
-    ranks call this on the same data set, shuffled with the common seed; the ranks of a replica get equal shares.
+    Every batch is cut along axis 0 into one part per replica, in the replicas' order. Their sizes differ by at most
+    one. So the replicas' batches together are the batches of the data set, and the training is that of one process on
+    it. All ranks call this on the same data set, shuffled with the common seed. The ranks of a replica get equal
+    shares.
 
     Args:
         dataset: the data set of all replicas. Its elements are batches: tensors, ragged or sparse tensors, in any
             structure, with the samples along axis 0.
-        batched: False where elements are single samples: replica r of D then gets samples r, r + D, r + 2 D and so on,
-            to be batched afterwards. All replicas get the same number; the last samples, fewer than D, are left out.
+        batched: False where elements are single samples. Then replica r of D gets samples r, r + D, r + 2 D and so on,
+            to be batched afterwards. All replicas get the same number. The last samples, fewer than D, are left out.
 
     Returns:
-        The share; the data set itself where there is one replica.
+        The share. With one replica it is the data set itself.
 
     Raises:
-        TypeError: it is no tf.data.Dataset, or holds something that cannot be cut.
+        TypeError: the argument is no tf.data.Dataset, or holds something that cannot be cut.
         ValueError: its elements cannot be batches, or have fewer samples than there are replicas. Where the size of a
-            batch is known only when it comes, that is an InvalidArgumentError then.
+            batch is known only when it comes, it is an InvalidArgumentError instead.
 
     Example:
         >>> dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(10_000).batch(128)
@@ -57,7 +58,7 @@ def shard_dataset(dataset: tf.data.Dataset, *, batched: bool = True) -> tf.data.
     batch = _batch_size(dataset.element_spec, replicas)
 
     def part(*element: Any) -> Any:
-        # A tuple comes as several arguments, anything else as one.
+        # A tuple is passed as several arguments, anything else as one.
         given = element if isinstance(dataset.element_spec, tuple) else element[0]
         start, size = _static_part(batch, replicas, replica) if batch else _part(given, replicas, replica)
         return tf.nest.map_structure(lambda value: None if value is None else cut_out(value, 0, start, size), given)
@@ -78,12 +79,12 @@ def _samples(dataset: tf.data.Dataset, replicas: int, replica: int) -> tf.data.D
         together = samples if isinstance(samples, tf.data.Dataset) else tf.data.Dataset.zip(samples)
         return together.skip(replica).take(1)
 
-    # Samples of any shapes, which could not be batched.
+    # Samples may have any shapes, so they could not be batched.
     return dataset.window(replicas, drop_remainder=True).flat_map(own)
 
 
 def _batch_size(element: Any, replicas: int) -> int | None:
-    """Returns the samples in every batch; None where that is not known.
+    """Returns the number of samples in every batch; None where it is unknown.
 
     Raises:
         TypeError: an element holds something that cannot be cut.
@@ -130,7 +131,7 @@ def _static_part(batch: int, replicas: int, replica: int) -> tuple[int, int]:
 
 
 def _part(element: Any, replicas: int, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the starts and size of a replica's part of a batch whose size is known when it comes."""
+    """Returns the start and the size of a replica's part of a batch whose size is known only when it comes."""
     counts = [count_samples(value, 0) for value in tf.nest.flatten(element) if value is not None]
     checks = [
         tf.debugging.assert_equal(

@@ -1,7 +1,7 @@
-"""Keras's own callbacks, made fit for several ranks: the same decision on all, every file written once.
+"""Adapts Keras's own callbacks to several ranks, so that all decide alike and every file is written once.
 
-`fit` runs on every rank, and so do its callbacks, since most of them only look at the logs and these are the same
-everywhere. Here is what has to differ from rank to rank:
+`fit` runs on every rank, and so do its callbacks. Most of them only look at the logs, which are the same on all ranks.
+These have to differ from rank to rank:
 
     ProgbarLogger, CSVLogger, RemoteMonitor   on rank 0 only: they show or write the logs
     TensorBoard                               writes on rank 0; the others take part where it looks at weights
@@ -27,15 +27,15 @@ from smp_tf.keras import adapter
 from smp_tf.keras.bases import Callback
 from smp_tf.variables.fetch import WRITER, write_with_all_weights
 
-#: What the checkpoints of a backup are called before their number.
+#: The name of a backup's checkpoints, before their number.
 _BACKUP = "backup"
 
 
 def adapt(callbacks: Any, model: Any) -> Any:
-    """Returns the callbacks that this rank runs instead of those that the script gave to `fit` and its like.
+    """Returns the callbacks that this rank runs instead of those that the script gave to `fit` and similar loops.
 
     Args:
-        callbacks: None, a callback, a list of them, or Keras's `CallbackList`, which is changed.
+        callbacks: None, a callback, a list of callbacks, or Keras's `CallbackList`, which is changed.
         model: the distributed model.
 
     Returns:
@@ -51,18 +51,18 @@ def adapt(callbacks: Any, model: Any) -> Any:
 
 
 def as_list(callbacks: Any) -> list[Any]:
-    """Returns the callbacks as a script gives them, None, one or several, as a list."""
+    """Returns a script's callbacks (None, one or several) as a list."""
     if adapter.loops().is_callback_list(callbacks):
         return list(callbacks.callbacks)
     return tf.nest.flatten(callbacks) if callbacks else []
 
 
 def before_all(callbacks: Any, first: Sequence[Any], model: Any) -> Any:
-    """Returns the callbacks with others before them, except where one of that class is among them already.
+    """Returns the callbacks with others before them, except those whose class is among them already.
 
     Args:
-        callbacks: what `adapt` gave.
-        first: the others.
+        callbacks: the result of `adapt`.
+        first: the callbacks to put before them.
         model: the distributed model.
     """
     is_list = isinstance(callbacks, list)
@@ -76,11 +76,11 @@ def before_all(callbacks: Any, first: Sequence[Any], model: Any) -> Any:
 
 
 def after_all(callbacks: Any, last: Any, model: Any) -> Any:
-    """Returns the callbacks with one more after them, instead of the one that an earlier `fit` has put there.
+    """Returns the callbacks with one more after them. It replaces the one of an earlier `fit`.
 
     Args:
-        callbacks: what `adapt` gave.
-        last: the one more.
+        callbacks: the result of `adapt`.
+        last: the callback to put after them.
         model: the distributed model.
     """
     is_list = isinstance(callbacks, list)
@@ -106,7 +106,7 @@ def _adapted(callbacks: Sequence[Any]) -> list[Any]:
 
 
 def _writing(callback: Any) -> Any:
-    """Returns TensorBoard's callback, on the rank that writes: it may look at weights that other ranks store."""
+    """Returns TensorBoard's callback for the rank that writes, which may look at weights that other ranks store."""
     if "_log_weights" not in vars(callback):
         original = callback._log_weights
 
@@ -122,7 +122,7 @@ _HISTOGRAMS = "histograms of the weights, for TensorBoard"
 
 
 class TensorBoardFollower(Callback):
-    """Takes the place of TensorBoard's callback on ranks that do not write: it gives the weights that rank 0 asks for.
+    """Replaces TensorBoard's callback on ranks that do not write. It gives the weights that rank 0 asks for.
 
     Args:
         callback: the callback that the script gave.
@@ -133,7 +133,7 @@ class TensorBoardFollower(Callback):
         self._callback = callback
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Does what rank 0 does with all others: read the weights, and saves the embeddings."""
+        """Does its part of what rank 0 does with all others: reads the weights, and saves the embeddings."""
         followed = self._callback
         if followed.histogram_freq and epoch % followed.histogram_freq == 0:
             write_with_all_weights(self.model, _HISTOGRAMS, lambda: None)
@@ -142,10 +142,10 @@ class TensorBoardFollower(Callback):
 
 
 class Backup(Callback):
-    """Takes the place of Keras's `BackupAndRestore`: the same by way of `smp.CheckpointManager`.
+    """Replaces Keras's `BackupAndRestore`. It does the same with `smp.CheckpointManager`.
 
-    No rank holds what it does not store, and a backup is whole or not there. A training that was interrupted goes on
-    after its last backup; when it ends by itself, the backup is deleted.
+    No rank holds what it does not store, and a backup is whole or does not exist. A training that was interrupted goes
+    on after its last backup. When it ends by itself, the backup is deleted.
 
     Args:
         callback: the callback that the script gave.
@@ -190,7 +190,7 @@ class Backup(Callback):
         self._batch.assign(-1)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Backs up, where that is done every so many batches."""
+        """Backs up, if it is time after a number of batches."""
         if not isinstance(self._every, int) or isinstance(self._every, bool):
             return
         self._since_backup += 1
@@ -200,12 +200,12 @@ class Backup(Callback):
             self._manager.save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Backs up, where that is done at the end of an epoch."""
+        """Backs up, if this is done at the end of epochs."""
         if self._every == "epoch":
             self._manager.save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Deletes the backup, once all ranks are here, and its folder if nothing else is in it."""
+        """Deletes the backup once all ranks are here, and its folder if nothing else is in it."""
         del self.model._training_state
         if not self._delete:
             return

@@ -1,9 +1,9 @@
-"""Logs that are the same on all replicas: those of one process that has seen the batches of all of them.
+"""Makes logs the same on all replicas, as one process that sees the batches of all of them would.
 
-At the end of an epoch, and of an evaluation, the states of the metrics (sums and counts) are added over the replicas,
-and the results are computed of the sums. That is exact for every metric whose state adds up, which is what Keras asks
-of metrics under its own distribution strategies. After a single batch, and for values that are not a metric's, replicas
-are averaged by their numbers of samples.
+At the end of an epoch, and of an evaluation, the states of the metrics (sums and counts) are added over the replicas.
+The results are computed from the sums. This is exact for every metric whose state adds up. Keras demands the same of
+metrics under its own distribution strategies. After a single batch, and for values that are no metric's, replicas are
+averaged by their numbers of samples.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def average(logs: Mapping[str, Any], samples: Any, name: str) -> dict[str, Any]:
     """Returns the logs of a batch averaged over the replicas, in the graph of its step.
 
     Args:
-        logs: numbers and scalar tensors by name; other values stay as they are.
+        logs: numbers and scalar tensors by name. Other values stay as they are.
         samples: this replica's samples in the batch.
-        name: of the operation, equal on all replicas.
+        name: name of the operation, equal on all replicas.
     """
     if runtime.current().topology.replicas == 1:
         return dict(logs)
@@ -39,7 +39,7 @@ def average(logs: Mapping[str, Any], samples: Any, name: str) -> dict[str, Any]:
 
 
 def average_now(logs: Mapping[str, Any], samples: int, name: str) -> dict[str, Any]:
-    """Returns the same for numbers, outside any graph; every replica calls it."""
+    """Returns the same for numbers, outside any graph. Every replica calls it."""
     if runtime.current().topology.replicas == 1:
         return dict(logs)
     mine = {key: float(value) for key, value in logs.items() if _is_number(value)}
@@ -54,7 +54,7 @@ def average_now(logs: Mapping[str, Any], samples: int, name: str) -> dict[str, A
 
 @contextlib.contextmanager
 def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
-    """Lets metrics hold, within its context, the sums of their states over all replicas; every replica enters it."""
+    """Lets metrics hold the sums of their states over all replicas within its context. Every replica enters it."""
     if runtime.current().topology.replicas == 1:
         yield
         return
@@ -65,7 +65,8 @@ def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
         if variable.aggregation is tf.VariableAggregation.SUM
         and (variable.dtype.is_floating or variable.dtype.is_integer)
     ]
-    # Replicas that are still in a training step would wait in Horovod for this one, and it for them: told apart here.
+    # Replicas that are still in a training step would wait in Horovod for this one, and this one for them. This tells
+    # them apart.
     exchange.barrier(CommGroup.RDP_GROUP, name="the metrics at the end of an epoch or evaluation")
     own = [variable.numpy() for variable in variables]
     sums = sum_over_replicas([tf.constant(value, v.dtype) for value, v in zip(own, variables, strict=True)], _STATES)
@@ -78,7 +79,7 @@ def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
             variable.assign(value)
 
 
-#: Replicas run the same evaluations in the same order, and each is over before the next begins.
+#: Replicas run the same evaluations in the same order, and each ends before the next begins.
 _STATES = "smp_metrics"
 
 

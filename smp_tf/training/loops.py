@@ -1,11 +1,11 @@
-"""What Keras's `fit`, `evaluate` and `predict` call for every batch: a step that is cut, made of one microbatch's.
+"""Makes what Keras's `fit`, `evaluate` and `predict` call for every batch: a cut step, made from one microbatch's.
 
     Keras's loop ──▶ next(iterator) ──▶ batch ─┐
                                                ▼
     train_step(data), one microbatch ──▶ smp.step ──▶ gradients, averaged ──▶ apply_gradients, once ──▶ logs
                                                └────▶ metrics, updated once per microbatch ─────────────┘
 
-`train_step` is traced whole, so one that the user wrote is treated like Keras's own: its `apply_gradients` is recorded
+`train_step` is traced as a whole, so the user's own is treated like Keras's. Its `apply_gradients` is recorded
 (`recorded_apply.py`), and everything happens in one `tf.function` per batch shape.
 """
 
@@ -44,9 +44,9 @@ from smp_tf.training.loss_denominators import Denominators, Totals
 from smp_tf.training.shuffling import shuffled_alike
 from smp_tf.variables.model_context import keras_loop
 
-#: Bytes of a batch above which its losses are not held against those of its microbatches.
+#: The largest batch in bytes whose losses are compared with those of its microbatches.
 _MOST_KEPT = 1 << 30
-#: Under what name a step returns the tensors that the check of its losses keeps.
+#: The name under which a step returns the tensors that the check of its losses keeps.
 KEPT = "kept"
 
 
@@ -57,7 +57,7 @@ class BatchFunction:
         model: the distributed model.
         method: name of the model's method for one microbatch: "train_step", "test_step" or "predict_step".
         count: the model's counter of batches.
-        gather: makes what Keras is given of what the method returned, `StepOutput`s in place of tensors.
+        gather: takes the method's result, with `StepOutput`s in place of tensors, and returns what Keras is given.
     """
 
     def __init__(self, model: Any, method: str, count: tf.Variable, gather: Callable[[Any], Any]) -> None:
@@ -77,14 +77,14 @@ class BatchFunction:
         self._of_metrics: dict[int, frozenset[str]] = {}
         #: Samples of this replica so far.
         self.samples = 0
-        #: The plan of the step that ran last; None where it is not split.
+        #: The plan of the step that ran last; None where the step is not split.
         self.plan: Plan | None = None
         self._in_words = f"{method} of model {model.name!r}"
         one_microbatch = self._one_microbatch
         self._step = Step(
             _named(lambda data: one_microbatch(data), method),
-            # A training whose first batch is cut into fewer microbatches than it was asked for is a mistake; a single
-            # prediction is none.
+            # A training whose first batch is cut into fewer microbatches than asked for is a mistake. A single
+            # prediction is not.
             StepOptions(
                 jit_compile=True if model.jit_compile else None, small_first_batch=method != "train_step", of_keras=True
             ),
@@ -94,11 +94,10 @@ class BatchFunction:
         )
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the step on the next batch, or on as many as `steps_per_execution` says.
+        """Runs the step on the next batch, or on as many batches as `steps_per_execution` says.
 
         Args:
-            iterator: gives batches. It is asked outside any graph: where it has ended, nothing is under way on any
-                rank.
+            iterator: gives batches. It is asked outside any graph. So when it ends, nothing is under way on any rank.
         """
         if self._model.run_eagerly:
             raise StepError(
@@ -123,10 +122,10 @@ class BatchFunction:
         return self._over_batches(results)
 
     def _next(self, iterator: Any) -> Any:
-        """Returns the next batch, once it is known that every replica has one: their gradients are summed.
+        """Returns the next batch, once every replica is known to have one, since their gradients are summed.
 
         Raises:
-            RankMismatchError: a replica has no more batches, and another one has.
+            RankMismatchError: a replica has no more batches, but another one has.
         """
         topology = runtime.current().topology
         if not self._over_replicas or topology.replicas == 1:
@@ -151,17 +150,17 @@ class BatchFunction:
 
     @property
     def _in_parts(self) -> bool:
-        """Whether what a loss is averaged over comes in several parts."""
+        """Returns whether a loss's average is over several parts."""
         running = runtime.current()
         return running.config.microbatches > 1 or (self._over_replicas and running.topology.replicas > 1)
 
     @property
     def _over_replicas(self) -> bool:
-        """Whether the batches of all replicas are one; in an evaluation each has its own, and some may have more."""
+        """Returns whether all replicas' batches are one. In an evaluation each has its own, and some may have more."""
         return self._method == "train_step"
 
     def _watched(self, traced: int, program: Any, tensors: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which a program runs for the first time, where its losses are checked then."""
+        """Returns the context for a program's first run, in which its losses are checked if they are to be."""
         if traced not in self._checks:
             return contextlib.nullcontext()
         return self._checks[traced].watching(program, tensors, program.lowered.results[KEPT])
@@ -177,13 +176,13 @@ class BatchFunction:
             totals.tell(tensors)
 
     def _over_batches(self, results: list[Any]) -> Any:
-        """Returns what Keras is given after several batches: their outputs joined, or the logs of the last."""
+        """Returns what Keras is given after several batches: their outputs joined, or the logs of the last one."""
         if self._method != "predict_step" or len(results) == 1:
             return results[-1]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *results)
 
     def _sizes_of_replicas(self, batch: Any) -> list[int]:
-        """Returns the samples of the batch: before the first step of a training on all replicas, later on this one."""
+        """Returns the batch's samples on all replicas before a training's first step, and later those on this one."""
         mine = _samples(batch)
         if self._traced or not self._joins_replicas or not runtime.current().config.check_losses:
             return [mine]
@@ -194,7 +193,7 @@ class BatchFunction:
         return self._over_replicas and runtime.current().topology.replicas > 1
 
     def _examine(self, traced: StepTrace, retrace: Retrace) -> Handed | None:
-        """Prepares the check of the losses of a new program, if there is to be one; see `loss_check/check.py`."""
+        """Prepares the check of a new program's losses, if there is to be one (`loss_check/check.py`)."""
         running = runtime.current()
         is_first = len(self._traced) == 1
         if self._method == "predict_step" or not running.config.check_losses or not self._in_parts:
@@ -237,7 +236,7 @@ class BatchFunction:
         return Handed(KEPT, check.kept)
 
     def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
-        """Returns the step for all samples of a batch, as one process computes it, with backward left out."""
+        """Returns the step for all samples of a batch, as one process computes it, without backward."""
         recorder = ApplyRecorder(self._in_words)
         self._has_composites = any(isinstance(v, tf.__internal__.CompositeTensor) for v in tf.nest.flatten(data))
         with recorder.recording(), calls.left_out(like):
@@ -256,7 +255,7 @@ class BatchFunction:
             "results": results,
             "gradients": [list(apply.gradients) for apply in recorder.applies],
             "samples": samples,
-            # By number: the optimizers and variables themselves are no results of a step.
+            # Numbers stand for the optimizers and variables, since these are no results of a step.
             "traced": len(self._traced) - 1,
         }
 
@@ -284,12 +283,12 @@ class BatchFunction:
 
 
 def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs one of Keras's loops with the callbacks of this rank, and with its progress shown by rank 0 only.
+    """Runs one of Keras's loops with the callbacks of this rank. Only rank 0 shows the progress.
 
     Args:
         model: the distributed model.
-        loop: its method `fit`, `evaluate` or `predict`, as Keras defines it.
-        args: what it was called with.
+        loop: Keras's method `fit`, `evaluate` or `predict` of the model.
+        args: the arguments that it was called with.
         kwargs: the same by keyword.
 
     Returns:
@@ -297,7 +296,7 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
     """
     refuse_strategy(f"{loop.__name__} of model {model.name!r} was called")
     if model.autotune_steps_per_execution:
-        # Keras would go by each rank's clock; and a loop over batches in one graph is nothing that it could make here.
+        # Keras would follow each rank's clock. Nor can it make a loop over batches in one graph here.
         model.autotune_steps_per_execution = False
         announce('steps_per_execution="auto" is taken for 1.', runtime.current().topology.rank)
     bound = inspect.signature(loop).bind(*args, **kwargs)
@@ -320,17 +319,17 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
 
 
 def train_function(model: Any) -> BatchFunction:
-    """Returns what `model.fit` calls for every batch."""
+    """Returns the function that `model.fit` calls for every batch."""
     return BatchFunction(model, "train_step", model._train_counter, _logs)
 
 
 def test_function(model: Any) -> BatchFunction:
-    """Returns what `model.evaluate` calls for every batch."""
+    """Returns the function that `model.evaluate` calls for every batch."""
     return BatchFunction(model, "test_step", model._test_counter, _logs)
 
 
 def predict_function(model: Any) -> BatchFunction:
-    """Returns what `model.predict` calls for every batch."""
+    """Returns the function that `model.predict` calls for every batch."""
     return BatchFunction(model, "predict_step", model._predict_counter, _predictions)
 
 
@@ -351,7 +350,7 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _logs(results: Any) -> Any:
-    """Returns the logs of a batch: metrics as they are after it, and averages over microbatches of all else."""
+    """Returns the logs of a batch: metrics as they are after it, and all else averaged over microbatches."""
     return tf.nest.map_structure(_log, results)
 
 

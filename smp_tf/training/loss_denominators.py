@@ -1,18 +1,19 @@
-"""Weighs losses of `fit` over microbatches that count unequally: masked ones by their valid elements.
+"""Weighs losses of `fit` where microbatches count unequally, such as masked ones by their valid elements.
 
-What a step returns is averaged over its microbatches by their samples, sum of n_i x L_i / N. That is the loss of the
-whole batch where L_i is a mean over samples. A compiled loss may be something else, and is scaled so that it comes out:
+A step's result is averaged over its microbatches by their samples: the sum of n_i x L_i / N. That is the loss of the
+whole batch where L_i is a mean over samples. A compiled loss may be something else. It is scaled so that the result is
+right:
 
     loss                                      L_i, as Keras computes it     scaled by           so that all give
     masked: mean over d_i valid elements      S_i / d_i                     d_i N / (n_i D)     sum of S_i / D
     reduction SUM                             S_i                           N / n_i             sum of S_i
 
 A metric that averages numbers, and is given one number for a batch, such as the loss, counts a batch once. With
-microbatches each number counts by its share n_i / N of the samples, so all of a batch's count once together.
+microbatches, each number counts by its share n_i / N of the samples. So a batch's numbers together count once.
 
-D is the number of valid elements of the whole batch, over all replicas, and would be known only after the last
-microbatch. But a mask comes from the inputs, not from weights: its part of the traced graph is run ahead, on every
-rank, for every microbatch (`Totals`), and its sum handed to the step in a variable.
+D is the number of valid elements of the whole batch, over all replicas. It would be known only after the last
+microbatch. But a mask depends on the inputs, not on weights. So its part of the traced graph is run ahead, on every
+rank, for every microbatch (`Totals`), and the step gets the sum in a variable.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from smp_tf.keras.patch import Patch
 from smp_tf.partition.tf_internals import is_stateful
 from smp_tf.replicas.sums import sum_over_replicas
 
-#: Ops of ours are named in a scope of their own, so that the script's have the names that they have without them.
+#: The scope of our ops' names, so that the script's ops keep the names that they have without these.
 _OWN_SCOPE = "smp_weighed"
 
 
@@ -50,11 +51,12 @@ class Denominators:
         self._step = step
         self._samples = samples
         self._in_microbatch: Any = None
-        #: For each masked loss: its number of valid elements in the microbatch, and a variable for N / D.
+        #: For each masked loss, its number of valid elements in the microbatch, and a variable for N / D.
         self.valid: list[tf.Tensor] = []
         self.ratios: list[tf.Variable] = []
         self.uses_samples = False
-        #: Ops that give the shape of something made of weights, which are taken to say (samples, all else as traced).
+        #: Ops that give the shape of something made from weights. It is taken to be the samples, and all else as
+        #: traced.
         self.shapes: dict[tf.Operation, list[int]] = {}
 
     @contextlib.contextmanager
@@ -63,7 +65,7 @@ class Denominators:
 
         Args:
             samples_in_microbatch: n_i, an integer scalar.
-            metrics: those of the model, made before or after it.
+            metrics: the model's metrics, made before or after it.
         """
         if _patch.install():
             on_shutdown(_patch.remove)
@@ -77,11 +79,11 @@ class Denominators:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything has to be known of a batch before its step runs."""
+        """Returns whether anything has to be known of a batch before its step runs."""
         return bool(self.ratios) or self.uses_samples
 
     def mask_factor(self, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Returns what a masked sum is multiplied by: N / (n_i D), or 1 / d_i where D cannot be known ahead.
+        """Returns the factor of a masked sum: N / (n_i D), or 1 / d_i where D cannot be known ahead.
 
         Args:
             mask: which elements of the microbatch are valid.
@@ -119,7 +121,7 @@ class Denominators:
             return tf.cast(self._in_microbatch, dtype) / tf.cast(self._samples, dtype)
 
     def sum_factor(self, dtype: tf.DType) -> tf.Tensor:
-        """Returns what a summed loss is multiplied by: N / n_i."""
+        """Returns the factor of a summed loss, N / n_i."""
         self.uses_samples = True
         with tf.name_scope(_OWN_SCOPE):
             return tf.cast(self._samples, dtype) / tf.cast(self._in_microbatch, dtype)
@@ -131,17 +133,17 @@ def _variable(name: str) -> tf.Variable:
 
 
 def _before_reshaping(mask: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor of the same elements, which needs no shape of the predictions for it."""
+    """Returns a tensor with the same elements that does not need the shape of the predictions."""
     while mask.op.type in ("Reshape", "Squeeze", "ExpandDims", "Identity"):
         mask = mask.op.inputs[0]
     return mask
 
 
 def _depends_on(tensor: tf.Tensor) -> tuple[str | None, dict[tf.Operation, list[int]]]:
-    """Returns what a tensor was computed from that is not known before the step runs: a variable, or random numbers.
+    """Returns what a tensor depends on that is unknown before the step runs: a variable, or random numbers.
 
     Returns:
-        That in words, or None; and the ops that stand between: shapes, of which all is known but the number of samples.
+        Words for it, or None; and the ops in between, which give shapes of which only the number of samples is unknown.
     """
     seen: set[str] = set()
     shapes: dict[tf.Operation, list[int]] = {}
@@ -169,7 +171,7 @@ def _all_but_samples(tensor: tf.Tensor) -> list[int] | None:
 
 
 class Totals:
-    """Computes what the losses of a step need to know of a whole batch, and tells them.
+    """Computes what the losses of a step need to know of a whole batch, and gives it to them.
 
     Args:
         denominators: the losses.
@@ -209,7 +211,7 @@ class Totals:
             ratio.assign(samples / tf.maximum(total, tf.constant(1.0, tf.float64)))
 
     def _counted(self, *tensors: Any) -> list[tf.Tensor]:
-        """Returns the samples and, for each masked loss, valid elements of the batch: float64 scalars."""
+        """Returns the batch's samples and, for each masked loss, its valid elements, as float64 scalars."""
         slicer = Slicer(self._arguments, tensors, self._microbatches)
         samples = tf.add_n([tf.cast(size, tf.float64) for size in slicer.sizes])
         if not self._outputs:
@@ -233,7 +235,7 @@ class Totals:
 
 
 def _sub_graph(definition: Any, names: Sequence[str], cut: Container[str]) -> Any:
-    """Returns the nodes that some nodes need, with placeholders in place of those where it is cut."""
+    """Returns the nodes that some nodes need, with placeholders where the graph is cut."""
     nodes = {node.name: node for node in definition.node}
     needed: set[str] = set()
     stack = list(names)
@@ -306,7 +308,7 @@ def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weighted_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a metric's `update_state`, or a function of such a class, that weighs a number by the samples."""
+    """Returns a metric's `update_state`, or a metric class's function, that weighs a number by the samples."""
 
     def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
         collecting, (_, averages) = _scope.denominators, adapter.losses().reducing_metric()
@@ -324,7 +326,7 @@ def _weighted_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _weighed(metrics: Sequence[Any]) -> Iterator[None]:
-    """Lets metrics that were made before the patch weigh numbers by samples, within its context."""
+    """Lets metrics that were made before the patch weigh numbers by samples within its context."""
     kind: Any = adapter.losses().reducing_metric()[0]
     made = [metric for metric in metrics if getattr(type(metric), "update_state", None) is kind.update_state]
     own = [metric for metric in made if "update_state" in metric.__dict__]

@@ -1,8 +1,8 @@
-"""The order in which `fit` goes through a `tf_keras.utils.Sequence`: the same on all ranks of a replica.
+"""Makes `fit` go through a `tf_keras.utils.Sequence` in the same order on all ranks of a replica.
 
-Keras shuffles with Python's global generator, once an epoch: ranks whose generators are alike when `fit` begins go on
-alike, and as one process does. With workers it shuffles in a thread that may begin the next epoch or be stopped before:
-how often it draws is a matter of time, so ranks would soon be given other batches.
+Keras shuffles with Python's global generator once per epoch. Ranks whose generators are equal when `fit` begins go on
+alike, as one process does. With workers, Keras shuffles in a thread, which may begin the next epoch or be stopped
+before. How often it draws depends on timing, so ranks would soon be given different batches.
 
     fit ─▶ seed ─┬─ epoch 1: a generator of its own ─▶ 3 0 2 1, and what its thread draws too many stays with it
                  └─ epoch 2: a generator of its own ─▶ 1 2 0 3
@@ -27,10 +27,10 @@ def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Makes `fit` go through a sequence in one order on all ranks of a replica, within its context.
 
     Args:
-        arguments: of `fit`, by name, with the defaults of those that were not given.
+        arguments: arguments of `fit`, by name, with the defaults of those that were not given.
 
     Raises:
-        RankMismatchError: a rank of the replica does not come here.
+        RankMismatchError: a rank of the replica does not call this.
     """
     if not adapter.loops().is_sequence(arguments["x"]):
         yield
@@ -42,7 +42,7 @@ def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
         yield
         return
     seed = random.getrandbits(32)
-    # One enqueuer, with one thread that shuffles, follows the other.
+    # One enqueuer follows the other, each with one thread that shuffles.
     enqueuers, of_thread = itertools.count(), threading.local()
 
     def shuffle(order: list[Any]) -> None:
@@ -55,6 +55,6 @@ def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _of_the_first_rank(value: Any) -> Any:
-    """Returns what the first rank of this replica has."""
+    """Returns the value of the first rank of this replica."""
     first = runtime.current().topology.members(CommGroup.PP_GROUP)[0]
     return exchange.broadcast_json(value, first, CommGroup.PP_GROUP, name="the order of a Sequence")
