@@ -25,7 +25,7 @@ from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 from smp_tf.partition.split.split import Segment
 
 _READ = "ReadVariableOp"
-#: Colocation with ops that may now lie in another segment.
+#: The attribute for colocation with ops, which may now be in another segment.
 _COLOCATION = "_class"
 #: Ops whose node constant folding may use for other operands (`ConstantPushDown` of TensorFlow 2.21).
 _REUSED_OPS = frozenset({"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv"})

@@ -16,8 +16,8 @@ too. Each group's copies wait for the gradient of the group, so that only one gr
 
 A weight whose value no rank has whole is a value, too: it is brought together for each use, and fed in (see `uses`).
 
-A stage is what one rank runs: a chunk, or several, between which nothing is sent. All are cut on every rank, from the
-same graph and plan, so that both ends of a transfer agree without a word.
+A stage is what one rank runs: a chunk, or several, between which nothing is sent. Every rank cuts all stages, from the
+same graph and plan. So both ends of a transfer agree without a message.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Segment:
 
     Args:
         visit: where and when.
-        nodes: numbers of the nodes to run, in order, copies of free ones, and of those made again, included.
-        sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes it takes from its surroundings.
-        inputs: tensors made elsewhere: by an earlier segment of the stage or received.
-        remote_values: variables of other stages whose value it reads; the value is fed in, once per step.
+        nodes: numbers of the nodes to run, in order, with copies of free ones and of those made again.
+        sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes that it takes from its surroundings.
+        inputs: tensors made elsewhere, by an earlier segment of the stage or on another stage.
+        remote_values: variables of other stages whose value it reads. The value is fed in once per step.
         uses: nodes that read a variable of this stage of which ranks have parts; the whole value is fed in, for each.
         outputs: tensors that later segments, other stages or the caller need.
         after: nodes that wait for others besides their inputs, each with these others.
@@ -115,9 +115,10 @@ class Split:
         graph: the op graph that all numbers refer to.
         assignment: the placement that was cut.
         segments: by visit; where a chunk has nothing to do there is none.
-        transfers: in the order of their index.
-        handed_on: what one chunk makes and another one of its stage needs, numbered after the transfers; never sent.
-        outputs: one per `graph.outputs`.
+        transfers: transfers in the order of their index.
+        handed_on: what one chunk makes and another one of its stage needs, numbered after the transfers. It is never
+            sent.
+        outputs: one for each of `graph.outputs`.
         gathered: variables of which each rank of their stage has a part, so that the value is fed in for each use.
     """
 

@@ -14,7 +14,7 @@ from smp_tf.partition.split.step_outputs import Delivery, StepOutputPlan, plan_o
 from smp_tf.partition.units.backward_parts import input_gradient_nodes
 from smp_tf.partition.units.recompute import remade_nodes
 
-#: Ops that read a weight and can as well be given its value.
+#: Ops that read a weight and can be given its value instead.
 _READERS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
 
 
@@ -32,9 +32,9 @@ def split(
     Args:
         assignment: the placement of every op.
         local_outputs: positions of outputs that stay with the stage that makes them.
-        composites: positions of outputs that are parts of one composite tensor; they stay together.
+        composites: positions of outputs that are parts of one composite tensor, and stay together.
         cut_backward: chunks whose backward is made in two parts: what other chunks wait for, and all else.
-        recompute: group of the nodes of layers whose forward is made again in backward, group by group.
+        recompute: the group of each node whose layer's forward is made again in backward, group by group.
         gathered: variables of which each rank of their stage has a part: their layout's value is not whole.
 
     Returns:
@@ -71,7 +71,7 @@ class _Splitter:
         late = (n for n, p in enumerate(self.places) if recompute and p.role is Role.HOME and p.sweep > 1)
         kept = {t.node for number in late for t in self.graph.nodes[number].inputs}
         self.remade = remade_nodes(self.graph, recompute, kept)
-        # Per segment: the nodes it runs itself, and the tensors it takes from elsewhere.
+        # For each segment, the nodes that it runs itself, and the tensors that it takes from elsewhere.
         self.members: dict[Visit, set[int]] = defaultdict(set)
         self.taken: dict[Visit, dict[Tensor, None]] = defaultdict(dict)
         self.remote: dict[Visit, set[int]] = defaultdict(set)
@@ -97,7 +97,7 @@ class _Splitter:
         outputs = self.outputs
         never_made = {o.tensor.node for o in outputs if o.summands and o.tensor not in o.summands}
         if self.cut_backward:
-            # What is summed at the owner of a weight is sent when all microbatches are done: nobody waits for it.
+            # What is summed at the owner of a weight is sent when all microbatches are done. No task waits for it.
             chunk_of = {
                 n: p.chunk
                 for n, p in enumerate(self.places)
@@ -142,7 +142,7 @@ class _Splitter:
         return Visit(chunk, 1, self._last_part(chunk)) if output.is_gradient else Visit(chunk, 0)
 
     def _include(self, key: Visit, root: int) -> None:
-        """Puts a node and the copies it needs into a segment, and notes what must come from elsewhere."""
+        """Puts a node and the copies that it needs into a segment, and notes what must come from elsewhere."""
         stack = [root]
         members = self.members[key]
         while stack:
@@ -199,7 +199,7 @@ class _Splitter:
         return self._visit(producer) == key
 
     def _is_remade(self, key: Visit, producer: int, reader: int) -> bool:
-        """Returns whether backward makes again what a forward op made, for one of its group."""
+        """Returns whether backward makes a forward op's results again, for an op of its group."""
         place = self.places[producer]
         return (
             producer in self.remade
@@ -210,7 +210,7 @@ class _Splitter:
         )
 
     def _is_in_first_part(self, key: Visit, producer: int) -> bool:
-        """Returns whether the first of two parts of backward, which comes before this one, has made it again."""
+        """Returns whether the first of two parts of backward, which comes earlier, has made an op's results again."""
         return key.part == 1 and producer in self.members[Visit(key.chunk, 1)]
 
     def _take(self, key: Visit, tensor: Tensor, reader: int) -> None:
@@ -235,7 +235,7 @@ class _Splitter:
     def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """Returns what is sent, and what one chunk of a stage hands on to another.
 
-        A stage gets a tensor once, for the first of its chunks that needs it; the others find it there.
+        A stage gets a tensor once, for the first of its chunks that needs it. The others find it there.
         """
         placement, stages = self.placement, range(self.assignment.stages)
         first_need: dict[tuple[Tensor, int], tuple[int, int | None]] = {}
@@ -288,7 +288,7 @@ class _Splitter:
         return sweep, -chunk if sweep % 2 else chunk, part
 
     def _receiver(self, outputs: Sequence[StepOutputPlan], summand: Tensor, stage: int) -> int:
-        """Returns the chunk of a stage that a sum is sent to: the one that owns the variable, or else the first."""
+        """Returns the chunk of a stage that a sum is sent to: the one that owns the variable, else the first."""
         owners = (o.chunk for o in outputs if summand in o.summands and o.chunk is not None)
         return next((c for c in owners if self.placement[c] == stage), self.assignment.first_chunk(stage))
 
