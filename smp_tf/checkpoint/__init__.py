@@ -1,1 +1,1 @@
-"""Checkpoints: written, committed, found again, restored."""
+"""Checkpoints: how they are written, committed, found and restored."""

@@ -7,19 +7,19 @@
       mp_rank_1/ckpt-3-5f0c9a1e.index ...
       mp_rank_0/ckpt-3-5f0c9a1e-1.index ...        of replica 1, where replicas share the optimizer's slots
 
-A tensor lies whole in one part or, where replicas have some rows of it each, in several: each part holds its rows
+A tensor is whole in one part. Or, where each replica has some rows of it, it is in several parts: each holds its rows
 under the tensor's key, as a slice in TensorFlow's sense.
 
     parts written, fsynced ──▶ all ranks have come ──▶ manifest written next to its place, fsynced, renamed ──▶ fsync
 
-Every save draws part names of its own, so it never touches a file that an earlier manifest names, also when it saves
-the same number again. A deletion takes the manifest first. Whatever instant a process is killed at, each manifest that
-is there names files that are whole; files that no manifest names are left-overs (`leftovers.py`).
+Every save draws its own names for parts. So it never touches a file that an earlier manifest names, even when it saves
+the same number again. A deletion removes the manifest first. Whenever a process is killed, each existing manifest names
+files that are whole. Files that no manifest names are left-overs (`leftovers.py`).
 
-What manifests name may come from elsewhere: `manifest.py` refuses names that no save writes, and nothing is
-written or deleted through a link.
+A manifest may come from elsewhere. So `manifest.py` refuses names that no save writes, and nothing is written or
+deleted through a link.
 
-This file knows folders, names and tensors; it knows nothing of models, ranks that talk, or TensorFlow's objects.
+This file knows folders, names and tensors. It does not know models, other ranks, or TensorFlow's objects.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from smp_tf.errors import CheckpointError
 from smp_tf.files import contained_path
 from smp_tf.files.durable_files import make_folder, sync, write_file
 
-#: Tensors are read in groups of up to this many bytes, so that small ones do not cost a look at the index each.
+#: The most bytes of a group of tensors that is read at once, so that small tensors do not each cost a look at the
+#: index.
 _GROUP = 16 << 20
-#: A tensor that is no slice, in TensorFlow's words.
+#: TensorFlow's text for a tensor that is no slice.
 _WHOLE = ""
-#: No manifest is larger: a tensor takes some 200 bytes.
+#: The most bytes of a manifest. A tensor takes some 200 bytes.
 _MOST_MANIFEST = 1 << 30
 
 
@@ -52,7 +53,7 @@ class Listing:
     """The manifests of a directory.
 
     Args:
-        manifests: of the checkpoints, from oldest to newest.
+        manifests: manifests of the checkpoints, from oldest to newest.
         damaged: paths of manifests that cannot be read.
     """
 
@@ -61,22 +62,22 @@ class Listing:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the checkpoints, from oldest to newest."""
+        """Returns the names of the checkpoints, from oldest to newest."""
         return tuple(manifest.name for manifest in self.manifests)
 
     @property
     def last_sequence(self) -> int:
-        """The largest sequence number in use; -1 where there is none."""
+        """Returns the largest sequence number in use; -1 where there is none."""
         return max((manifest.sequence for manifest in self.manifests), default=-1)
 
     @property
     def parts(self) -> frozenset[str]:
-        """Prefixes that a manifest names."""
+        """Returns the prefixes that a manifest names."""
         return frozenset(part.prefix for manifest in self.manifests for part in manifest.parts)
 
 
 def manifest_path(directory: str, name: str) -> str:
-    """Returns where the manifest of a checkpoint is."""
+    """Returns the path of a checkpoint's manifest."""
     return os.path.join(directory, f"{name}.json")
 
 
@@ -86,14 +87,14 @@ def write_part(
     tensors: Mapping[str, tf.Tensor],
     rows: Mapping[str, tuple[int, int, int]] | None = None,
 ) -> Part:
-    """Writes tensors as a part and waits until the disk has it.
+    """Writes tensors as a part, and waits until the disk has it.
 
     Args:
         directory: of the checkpoints.
-        prefix: of the part's files, relative to the directory; nothing has this name yet.
-        tensors: by key. Their memory is written as it is; there is no copy of it.
-        rows: of tensors that are some rows of a whole: the first of these, the one after the last, and how many rows
-            the whole has, by key.
+        prefix: prefix of the part's files, relative to the directory. Nothing has this name yet.
+        tensors: tensors by key. Their memory is written directly, without a copy.
+        rows: for tensors that are some rows of a whole, by key: the first row, the row after the last, and the number
+            of rows of the whole.
 
     Returns:
         The part.
@@ -126,19 +127,19 @@ def write_part(
 
 
 def commit(directory: str, manifest: Manifest) -> tuple[str, ...]:
-    """Makes parts a checkpoint: put its manifest in place, at once and for good.
+    """Makes parts a checkpoint by putting its manifest in place, at once and for good.
 
     Args:
         directory: of the checkpoints.
-        manifest: names parts that are on disk.
+        manifest: the manifest, which names parts that are on disk.
 
     Returns:
         The prefixes of parts that an earlier checkpoint of the same name had, and that no manifest names any more.
 
     Raises:
         OSError: the manifest cannot be written, renamed or synced.
-        CheckpointError: it names files that are not its own, or that are gone, since another job has deleted them.
-            An earlier checkpoint of the same name is as it was.
+        CheckpointError: the manifest names files that are not its own, or files that another job has deleted. An
+            earlier checkpoint of the same name is unchanged.
     """
     require_own_files(manifest)
     place = manifest_path(directory, manifest.name)
@@ -148,7 +149,7 @@ def commit(directory: str, manifest: Manifest) -> tuple[str, ...]:
         replaced = frozenset(part.prefix for part in read_manifest(directory, manifest.name).parts)
     try:
         write_file(place, new)
-        # Looked at once it is in place: from then on nobody takes the parts for left-overs.
+        # The files are checked once the manifest is in place. From then on no job takes the parts for left-overs.
         _require_sizes(directory, manifest)
     except BaseException:
         if _content(place) == new != earlier:
@@ -167,7 +168,7 @@ def is_committed(directory: str, name: str, prefixes: Iterable[str]) -> bool:
     Args:
         directory: of the checkpoints.
         name: of the checkpoint.
-        prefixes: of the parts.
+        prefixes: prefixes of the parts.
     """
     try:
         return not {part.prefix for part in read_manifest(directory, name).parts}.isdisjoint(prefixes)
@@ -184,14 +185,14 @@ def _content(path: str) -> bytes | None:
 
 
 def delete(directory: str, name: str) -> None:
-    """Deletes a checkpoint: its manifest, for good, and then its parts.
+    """Deletes a checkpoint: first its manifest, for good, and then its parts.
 
     Args:
         directory: of the checkpoints.
         name: the checkpoint, which exists.
 
     Raises:
-        CheckpointError: its manifest is damaged, or a part's folder is a link.
+        CheckpointError: the manifest is damaged, or a part's folder is a link.
         OSError: a file cannot be deleted.
     """
     manifest = read_manifest(directory, name)
@@ -202,7 +203,7 @@ def delete(directory: str, name: str) -> None:
 
 
 def delete_part(directory: str, prefix: str) -> None:
-    """Deletes the files of a part, those of an interrupted write too.
+    """Deletes the files of a part, also those of an interrupted write.
 
     Args:
         directory: of the checkpoints.
@@ -221,7 +222,7 @@ def delete_part(directory: str, prefix: str) -> None:
 
 
 def _place(directory: str, name: str) -> str:
-    """Returns where a file of the checkpoints is that is to be written or deleted."""
+    """Returns the path of a checkpoint's file that is about to be written or deleted."""
     try:
         return contained_path.within(directory, name)
     except contained_path.PathError as error:
@@ -259,7 +260,7 @@ def read_manifest(directory: str, name: str) -> Manifest:
 
     Args:
         directory: of the checkpoints.
-        name: such as "ckpt-3".
+        name: name of the checkpoint, such as "ckpt-3".
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -274,14 +275,14 @@ def read_manifest(directory: str, name: str) -> Manifest:
 
 
 def check_files(directory: str, manifest: Manifest) -> None:
-    """Raises unless the files of a checkpoint have their sizes, and its indices their hashes. Reads no tensor.
+    """Raises an error unless a checkpoint's files have their sizes, and its indices their hashes. Reads no tensor.
 
     Args:
         directory: of the checkpoints.
         manifest: of the checkpoint.
 
     Raises:
-        CheckpointError: a file is missing, truncated or damaged; the message names it.
+        CheckpointError: a file is missing, truncated or damaged. The message names it.
     """
     _require_sizes(directory, manifest)
     for part in manifest.parts:
@@ -309,13 +310,13 @@ def read_tensors(directory: str, manifest: Manifest, keys: Iterable[str]) -> Ite
     Args:
         directory: of the checkpoints.
         manifest: of the checkpoint.
-        keys: the tensors to read; no other is read. One that lies in slices is put together.
+        keys: the tensors to read. No other is read. A tensor in slices is put together.
 
     Yields:
         Key and value.
 
     Raises:
-        CheckpointError: a tensor is damaged; the message names it and its file.
+        CheckpointError: a tensor is damaged. The message names it and its file.
     """
     wanted = list(keys)
     for part, group in _groups(manifest, [key for key in wanted if not manifest.tensors[key].slices]):
@@ -327,19 +328,19 @@ def read_tensors(directory: str, manifest: Manifest, keys: Iterable[str]) -> Ite
 def read_rows(
     directory: str, manifest: Manifest, rows: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[str, tf.Tensor]]:
-    """Reads some rows of tensors, one tensor at a time, and checks the slices that they are in by their checksums.
+    """Reads some rows of tensors, one tensor at a time, and checks their slices by their checksums.
 
     Args:
         directory: of the checkpoints.
         manifest: of the checkpoint.
-        rows: the first row to read and the one after the last, at least one, by key. The tensor may lie whole in a
+        rows: the first row to read and the row after the last, by key; at least one row. The tensor may be whole in a
             part, or in slices of any rows.
 
     Yields:
         Key and value.
 
     Raises:
-        CheckpointError: what is read is damaged; the message names the tensor and the file.
+        CheckpointError: what is read is damaged. The message names the tensor and the file.
     """
     for key, (first, last) in rows.items():
         yield key, _rows(directory, manifest, key, first, last)
@@ -360,16 +361,17 @@ def _rows_of_slice(
     directory: str, manifest: Manifest, key: str, of: tuple[int, int, int], first: int, last: int
 ) -> tf.Tensor:
     part, start, stop = of
-    # All of it: a slice has one checksum. Asked for less, TensorFlow reads all, too, and refuses some dtypes (float16).
+    # All of it is read, since a slice has one checksum. If asked for less, TensorFlow also reads all, and refuses some
+    # dtypes (float16).
     [value] = _read(directory, manifest, part, {key: _slice(manifest.tensors[key].shape, start, stop)})
     if (first, last) == (start, stop):
         return value
-    # Copied, since what is cut out of a tensor would keep the memory of all of it.
+    # It is copied, since a part of a tensor would keep the memory of all of it.
     return tf.raw_ops.DeepCopy(x=value[first - start : last - start])
 
 
 def _read(directory: str, manifest: Manifest, part: int, slices: Mapping[str, str]) -> list[tf.Tensor]:
-    """Reads from one part what it has under some keys, each as it was written, in TensorFlow's words."""
+    """Reads from one part what it has under some keys, each as it was written, by TensorFlow's text for it."""
     prefix = os.path.join(directory, *manifest.parts[part].prefix.split("/"))
     dtypes = [tf.as_dtype(manifest.tensors[key].dtype) for key in slices]
     try:
@@ -389,12 +391,12 @@ def _read(directory: str, manifest: Manifest, part: int, slices: Mapping[str, st
 
 
 def _slice(shape: Sequence[int], start: int, stop: int) -> str:
-    """Returns some rows of a tensor, in TensorFlow's words: of the shape [10, 3] rows 2 to 5 are "10 3 2,4:-"."""
+    """Returns TensorFlow's text for some rows of a tensor. For the shape [10, 3], rows 2 to 5 are "10 3 2,4:-"."""
     return f"{' '.join(map(str, shape))} {start},{stop - start}{':-' * (len(shape) - 1)}"
 
 
 def _groups(manifest: Manifest, keys: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields the keys of tensors that lie whole in a part, by part, in groups of at most `_GROUP` bytes."""
+    """Yields the keys of tensors that are whole in a part, by part, in groups of at most `_GROUP` bytes."""
     by_part: dict[int, list[str]] = {}
     for key in keys:
         by_part.setdefault(manifest.tensors[key].part, []).append(key)

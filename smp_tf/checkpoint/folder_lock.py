@@ -1,10 +1,10 @@
-"""Lets one job at a time write to a folder of checkpoints, and says which one, also where locks are not seen.
+"""Lets one job at a time write to a folder of checkpoints, and says which one, even where locks are not seen.
 
     <directory>/.ckpt.in-use       locked by rank 0 (flock) from its first save until it ends; tells host and pid
 
-The kernel frees the lock when the process ends, however that is. Whoever finds the folder locked is told by whom, and
-does not wait. Where a file system knows no such locks, or shows them to one host only, the file's content is what is
-known: it is emptied when a job ends in good order. Reading a checkpoint takes no lock.
+The kernel frees the lock when the process ends, however it ends. A job that finds the folder locked is told by whom,
+and does not wait. Where a file system has no such locks, or shows them to only one host, the file's content is used. It
+is emptied when a job ends in good order. Reading a checkpoint takes no lock.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _BUSY = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MOST_BYTES = 4096
-#: Seconds after which a lock that somebody has is told: who only looks whether there is one has it for a moment.
+#: Seconds after which a lock is reported. A job that only looks whether there is one has it for a moment.
 _PATIENCE, _PAUSE = 1.0, 0.05
-#: Times that the file may be deleted by others while it is locked.
+#: How often others may delete the file while it is being locked.
 _TRIES = 100
 _END = ".in-use"
 _BOOT, _SPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
@@ -42,13 +42,13 @@ _BOOT, _SPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """A process that holds a folder, or did when it wrote this.
+    """A process that holds a folder, or held it when it wrote this.
 
     Args:
         host: its host.
-        pid: its number there.
-        system: the running system that it is a process of, and the space of numbers there; see `_system`.
-        began: when it began, in the kernel's ticks since the system was started.
+        pid: number of the process on its host.
+        system: the running system that the process belongs to, and the space of its number, from `_system`.
+        began: when the process began, in the kernel's ticks since the system was started.
         since: when it took the folder, in seconds since 1970.
     """
 
@@ -65,14 +65,14 @@ class Hold:
     Args:
         path: of the lock's file.
         descriptor: of the file, open.
-        is_locked: whether other jobs see that, so that there is no other one.
+        is_locked: whether other jobs see the lock, so that there is no other holder.
     """
 
     def __init__(self, path: str, descriptor: int, is_locked: bool) -> None:
         self._path, self.descriptor, self.is_locked = path, descriptor, is_locked
 
     def is_in_place(self) -> bool:
-        """Returns whether the file is still what its name leads to; the folder may have been deleted, and made anew."""
+        """Returns whether the file's name still leads to it. The folder may have been deleted and made anew."""
         try:
             there, here = os.lstat(self._path), os.fstat(self.descriptor)
         except OSError:
@@ -80,13 +80,13 @@ class Hold:
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def now(self) -> float:
-        """Returns the time, in seconds since 1970, by the clock that the file system gives its files times of."""
+        """Returns the time, in seconds since 1970, by the clock that the file system uses for its files."""
         os.utime(self.descriptor)
         return os.fstat(self.descriptor).st_mtime
 
     def release(self) -> None:
-        """Gives the folder back, and says so to those who do not see locks."""
-        # Where that fails, the next job says that this one has not told of its end.
+        """Gives the folder back, and says so to jobs that do not see locks."""
+        # Where this fails, the next job says that this one has not told of its end.
         with contextlib.suppress(OSError):
             os.ftruncate(self.descriptor, 0)
         os.close(self.descriptor)
@@ -96,7 +96,7 @@ _held: dict[str, Hold] = {}
 
 
 def is_lock_file(name: str) -> bool:
-    """Returns whether a file of this name says who uses a folder, and so belongs to no checkpoint."""
+    """Returns whether a file with this name says who uses a folder, and so belongs to no checkpoint."""
     return name.startswith(".") and name.endswith(_END)
 
 
@@ -105,7 +105,7 @@ def current(directory: str, series: str) -> Hold | None:
 
     Args:
         directory: of the checkpoints.
-        series: common name of the checkpoints, such as "ckpt"; those of each name are held by themselves.
+        series: common name of the checkpoints, such as "ckpt". Each name has its own lock.
     """
     hold = _held.get(_path(directory, series))
     return hold if hold is not None and hold.is_in_place() else None
@@ -115,12 +115,12 @@ def take(directory: str, series: str) -> Hold:
     """Holds a folder, which this process does not hold yet, until `smp.shutdown` or the end.
 
     Args:
-        directory: of the checkpoints, which is there.
+        directory: the folder of the checkpoints, which exists.
         series: common name of the checkpoints, such as "ckpt".
 
     Raises:
-        CheckpointError: another live job holds it; the message names its host and process. Or what should be the
-            lock's file is something else.
+        CheckpointError: another live job holds the folder; the message names its host and process. Or what should be
+            the lock's file is something else.
         OSError: the lock's file cannot be made.
     """
     path = _path(directory, series)
@@ -132,7 +132,7 @@ def take(directory: str, series: str) -> Hold:
         try:
             is_locked = _lock(descriptor, directory, series)
             hold = Hold(path, descriptor, is_locked)
-            # Else somebody has deleted the file meanwhile, and what is locked is not seen by anybody.
+            # Otherwise somebody has deleted the file meanwhile, and nobody sees the lock.
             if hold.is_in_place():
                 _look_at_last(_holder(descriptor), is_locked, directory, series)
                 _write(descriptor)
@@ -154,14 +154,14 @@ def take(directory: str, series: str) -> Hold:
 
 
 def require_unused(directory: str, series: str) -> None:
-    """Raises where another live job holds a folder; it is not held by this call.
+    """Raises an error where another live job holds a folder. This call does not hold it.
 
     Args:
         directory: of the checkpoints; it need not exist.
         series: common name of the checkpoints.
 
     Raises:
-        CheckpointError: another job holds it; the message names its host and process.
+        CheckpointError: another job holds it. The message names its host and process.
     """
     if current(directory, series) is not None:
         return
@@ -175,7 +175,7 @@ def require_unused(directory: str, series: str) -> None:
             return
         if holder.system == _myself().system and _is_alive(holder):
             raise _in_use(holder, directory, series)
-        # Of another host the lock tells, where it is seen.
+        # For another host the lock tells, where it is seen.
         _lock(descriptor, directory, series, fcntl.LOCK_SH, patience=0.0)
     finally:
         os.close(descriptor)
@@ -189,10 +189,10 @@ def _is_of_this_job(holder: Holder) -> bool:
 
 
 def give_up(directory: str, series: str) -> None:
-    """Deletes the lock's file of a folder that this process holds, and with it the hold.
+    """Deletes the lock's file of a folder that this process holds, and so ends the hold.
 
     Args:
-        directory: of the checkpoints, of which none is left.
+        directory: the folder of the checkpoints, which has none any more.
         series: common name that they had.
     """
     path = _path(directory, series)
@@ -224,7 +224,7 @@ def _opened(path: str) -> int:
 def _lock(
     descriptor: int, directory: str, series: str, kind: int = fcntl.LOCK_EX, patience: float | None = None
 ) -> bool:
-    """Locks the file; False where its file system knows no locks."""
+    """Locks the file. Returns False where its file system has no locks."""
     deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     while True:
         try:
@@ -241,7 +241,7 @@ def _lock(
 
 
 def _look_at_last(last: Holder | None, is_locked: bool, directory: str, series: str) -> None:
-    """Says what is known of a job that has not said that it ended, where no lock tells."""
+    """Returns what is known of a job that has not said that it ended, where no lock tells."""
     mine = _myself()
     if last is not None and last.system == mine.system and last.pid != mine.pid and not is_locked and _is_alive(last):
         raise _in_use(last, directory, series)
@@ -263,7 +263,7 @@ def _look_at_last(last: Holder | None, is_locked: bool, directory: str, series: 
 def _in_use(holder: Holder | None, directory: str, series: str) -> CheckpointError:
     by = _described(holder) if holder is not None else "a process that it does not name"
     ended = ""
-    # It told 0 where it was not shown when it began.
+    # It wrote 0 where it was not shown when it began.
     if holder is not None and holder.began and holder.system == _myself().system and not _is_alive(holder):
         ended = (
             f" That process has ended, but one that it has started still holds the folder: 'fuser "
@@ -282,7 +282,7 @@ def _described(holder: Holder) -> str:
 
 
 def _holder(descriptor: int) -> Holder | None:
-    """Returns what stands in the file; None where nobody is named, or not in our words."""
+    """Returns the holder in the file; None where it names nobody, or is not in our format."""
     try:
         found: Holder = record_from(Holder, json.loads(os.pread(descriptor, _MOST_BYTES, 0)), "a folder's lock")
         time.localtime(found.since)
@@ -296,7 +296,7 @@ def _write(descriptor: int) -> None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(dataclasses.asdict(_myself())).encode(), 0)
     except OSError as error:
-        # A full disk: the lock holds without words, and what is to be deleted may make room.
+        # The disk is full. The lock holds without the text, and what is about to be deleted may make room.
         if error.errno not in _FULL:
             raise
 
@@ -306,16 +306,16 @@ def _myself() -> Holder:
 
 
 def _system() -> str:
-    """Returns what tells processes of this host apart from those of others, also of containers of one host."""
+    """Returns what distinguishes processes of this host from those of others, and of containers of one host."""
     try:
         return f"{Path(_BOOT).read_text(encoding='ascii').strip()} {os.readlink(_SPACE)}"
     except OSError:
-        # Some containers hide them; a container has a host name of its own.
+        # Some containers hide these. A container has its own host name.
         return socket.gethostname()
 
 
 def _is_alive(holder: Holder) -> bool:
-    """Returns whether a process of this system is there, and is the one that was meant."""
+    """Returns whether a process of this system exists and is the one that is meant."""
     return _began(holder.pid) == holder.began
 
 
@@ -334,7 +334,7 @@ def _release_all() -> None:
 
 
 def _forget_in_child() -> None:
-    """Closes the file in a forked child, which would hold the folder for its parent when that has ended."""
+    """Closes the file in a forked child, which would otherwise hold the folder after its parent has ended."""
     while _held:
         os.close(_held.popitem()[1].descriptor)
 

@@ -1,10 +1,10 @@
-"""Finds what interrupted saves have left in a folder of checkpoints, and says when it may go.
+"""Finds what interrupted saves have left in a folder of checkpoints, and deletes it when that is safe.
 
     mp_rank_0/ckpt-3-5f0c9a1e.index                a part that no manifest names
     .writing-0123456789abcdef-ckpt-3.json          a manifest that did not come into its place
 
-A save that goes on in another job looks just like one that was interrupted. So only what nobody has written to for
-long is deleted, by a job that holds the folder (`folder_lock`); what a job knows to be its own, it deletes at once.
+A save that goes on in another job looks just like one that was interrupted. So a job that holds the folder
+(`folder_lock`) deletes only what nobody has written to for long. A job deletes its own left-overs at once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PART_FOLDER = re.compile(r"mp_rank_[0-9]+")
 
 
 def clean(directory: str, series: str, before: float) -> None:
-    """Deletes what saves that were not completed have left long ago.
+    """Deletes what incomplete saves have left long ago.
 
-    Nothing is deleted while a manifest cannot be read: its parts would look like left-overs.
+    Nothing is deleted while a manifest cannot be read, since its parts would look like left-overs.
 
     Args:
         directory: of the checkpoints.
-        series: common name of the checkpoints, such as "ckpt"; those of other names are left alone.
-        before: nothing is deleted to which somebody has written since, in seconds since 1970 by the clock of the file
-            system; nor anything else of the same save.
+        series: common name of the checkpoints, such as "ckpt". Files of other names are not touched.
+        before: seconds since 1970 by the clock of the file system. A file that was written to later is not deleted, nor
+            any other file of the same save.
 
     Raises:
         OSError: a file cannot be deleted.

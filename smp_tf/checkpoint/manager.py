@@ -3,8 +3,8 @@
 save       all ranks come, say what they have ──▶ owners write parts ──▶ all are done ──▶ rank 0 commits, then rotates
 restore    all ranks agree on the checkpoint  ──▶ each reads what it stores; the rest waits for its objects
 
-`writing.py` is one save; `files.py` tells what is written where, `manifest.py` how that is noted, `survey.py` under
-which keys, `rotation.py` what stays, `restore.py` how it comes back.
+`writing.py` is one save. `files.py` says what is written where, `manifest.py` how that is noted, `survey.py` under
+which keys, `rotation.py` what stays, and `restore.py` how it is restored.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from smp_tf.job.agreement import require_agreement
 class CheckpointManager(tf.train.CheckpointManager):
     """Saves and restores a training whose state is spread over the ranks, and keeps the latest checkpoints.
 
-    Used like `tf.train.CheckpointManager`, on every rank. Each variable is written by the rank that stores it, into
-    `<directory>/mp_rank_<stage>/`, and read only by ranks that store it; what every rank has (variables of the script,
+    It is used like `tf.train.CheckpointManager`, on every rank. The rank that stores a variable writes it, into
+    `<directory>/mp_rank_<stage>/`, and only ranks that store it read it. What every rank has (variables of the script,
     metrics, step counters) is written once. A checkpoint can be restored on another number of partitions or replicas,
     with another placement, and in one plain process.
 
-    A checkpoint exists when its manifest `<directory>/ckpt-N.json` does, which is written when all else is on disk: a
-    job that is killed while it saves leaves the checkpoint before. One job at a time saves into a folder: its first
-    save takes it, until `smp.shutdown`. The seed and the step counters that dropout masks depend on are part of a
-    checkpoint; Python's and NumPy's generators are the script's own.
+    A checkpoint exists when its manifest `<directory>/ckpt-N.json` exists. The manifest is written when all else is on
+    disk, so a job that is killed while it saves leaves the checkpoint before. One job at a time saves into a folder.
+    Its first save takes the folder, until `smp.shutdown`. The seed and the step counters that dropout masks depend on
+    are part of a checkpoint. Python's and NumPy's generators are the script's own.
 
     Args:
         checkpoint: a `tf.train.Checkpoint` of what is to be saved, such as
             `tf.train.Checkpoint(optimizer=optimizer, model=model, best=tf.Variable(0.0))`; the same on all ranks.
         directory: a folder that all ranks see.
-        max_to_keep: how many checkpoints stay; the oldest go first. None keeps all.
-        checkpoint_name: what checkpoints are called before their number.
-        keep_checkpoint_every_n_hours: of the checkpoints that are too many, one in so many hours stays for good. It is
-            not listed in `checkpoints` any more, and can be restored by its name.
+        max_to_keep: how many checkpoints are kept; the oldest are deleted first. None keeps all.
+        checkpoint_name: the name of checkpoints, before their number.
+        keep_checkpoint_every_n_hours: hours after which one of the surplus checkpoints is kept for good. It is not
+            listed in `checkpoints` any more, but can be restored by its name.
         step_counter: a `tf.Variable` that counts steps, for `checkpoint_interval`.
-        checkpoint_interval: the fewest steps between two checkpoints; `save` does nothing before.
-        init_fn: what `restore_or_initialize` calls where there is no checkpoint.
+        checkpoint_interval: the fewest steps between two checkpoints. Before that, `save` does nothing.
+        init_fn: a function that `restore_or_initialize` calls where there is no checkpoint.
         last_checkpoint_step: the step of the last checkpoint, for `checkpoint_interval`.
 
     Raises:
@@ -120,18 +120,18 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     @property
     def checkpoints(self) -> list[str]:
-        """The checkpoints that are rotated, from oldest to newest, as `<directory>/ckpt-N`."""
+        """Returns the checkpoints that are rotated, from oldest to newest, as `<directory>/ckpt-N`."""
         found = checkpoint_files.listing(self.directory, self._name).manifests
         return [os.path.join(self.directory, manifest.name) for manifest in found if not manifest.is_kept]
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The checkpoint that was saved last, as `<directory>/ckpt-N`; None where there is none."""
+        """Returns the checkpoint that was saved last, as `<directory>/ckpt-N`; None where there is none."""
         names = checkpoint_files.listing(self.directory, self._name).names
         return os.path.join(self.directory, names[-1]) if names else None
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
-        """Saves a checkpoint, and delete those that are too many; every rank calls it, outside any `tf.function`.
+        """Saves a checkpoint, and deletes surplus ones. Every rank calls it, outside any `tf.function`.
 
         Args:
             checkpoint_number: an int, or a variable or tensor of one; by default the checkpoint's own `save_counter`.
@@ -143,9 +143,9 @@ class CheckpointManager(tf.train.CheckpointManager):
             `<directory>/ckpt-N`, or None where the interval is not over.
 
         Raises:
-            CheckpointError: on all ranks, when any of them cannot write, or another job that still runs saves into the
-                folder; when a model has not run a step, or state of an earlier checkpoint is still to be restored.
-                Earlier checkpoints are as they were, and nothing is left of this one.
+            CheckpointError: on all ranks, when any of them cannot write, when another live job saves into the folder,
+                when a model has not run a step, or when state of an earlier checkpoint is still to be restored. Earlier
+                checkpoints are unchanged, and nothing is left of this one.
             RankMismatchError: not every rank calls it, or not with the same objects.
             ValueError: options were given.
 
@@ -179,24 +179,24 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore(
         self, restore_prefix: str | os.PathLike[str] | None = None, *, expect_partial: bool = False
     ) -> str | None:
-        """Restores a checkpoint; every rank calls it.
+        """Restores a checkpoint. Every rank calls it.
 
-        What exists is restored at once, and what does not exist yet when it is made: the model's variables at the
-        first step, the optimizer's slots when it first applies gradients. Called after the first step, it restores all
+        What exists is restored at once. What does not exist yet is restored when it is made: the model's variables at
+        the first step, and the optimizer's slots when it first applies gradients. After the first step, it restores all
         or, when a file is damaged, nothing. Weights that `model.load_weights` or `set_weights` gives after this call
-        and before the first step stay as given: the last call wins.
+        and before the first step stay, since the last call wins.
 
         Args:
             restore_prefix: the checkpoint: "ckpt-2" or a path that ends so; by default the latest.
-            expect_partial: whether it is meant that the checkpoint holds more, or less, than there is here.
+            expect_partial: whether the checkpoint is meant to hold more, or less, than there is here.
 
         Returns:
-            `<directory>/ckpt-N`, or None where there is no such checkpoint: then nothing is done, and rank 0 says so.
+            `<directory>/ckpt-N`, or None where there is no such checkpoint. Then nothing is done, and rank 0 says so.
 
         Raises:
-            CheckpointError: on all ranks, when a file is missing, damaged or truncated on any; when shapes or dtypes
-                differ; when the checkpoint lacks something that is here, or holds something that is not. State of
-                objects that are made later is looked at then: what the first step has not taken up is an error.
+            CheckpointError: on all ranks, when a file is missing, damaged or truncated on any of them; when shapes or
+                dtypes differ; when the checkpoint lacks something that is here, or holds something that is not. State
+                of objects that are made later is checked then. What the first step has not taken is an error.
             RankMismatchError: not every rank calls it, or the ranks see different files.
 
         Example:
@@ -232,7 +232,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             what = f"checkpoint {name!r}" if name else "checkpoint"
             announce(f"there is no {what} in {directory!r}; nothing is restored.", running.topology.rank)
             return None
-        # Made now, so that its value is restored: later checkpoints go on counting.
+        # It is made now, so that its value is restored, and later checkpoints go on counting.
         _ = self.checkpoint.save_counter
         restoring = Restore(self.checkpoint, directory, manifest, expect_partial)
         restoring.begin()
@@ -242,14 +242,14 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(directory, manifest.name)
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the latest checkpoint, or call `init_fn` where there is none; every rank calls it.
+        """Restores the latest checkpoint, or calls `init_fn` where there is none. Every rank calls it.
 
         Returns:
             `<directory>/ckpt-N`, or None where there is no checkpoint.
 
         Raises:
-            CheckpointError: as `restore`.
-            RankMismatchError: as `restore`.
+            CheckpointError: for the reasons of `restore`.
+            RankMismatchError: for the reasons of `restore`.
 
         Example:
             >>> checkpoint = tf.train.Checkpoint(model=model)
@@ -272,14 +272,14 @@ class CheckpointManager(tf.train.CheckpointManager):
         return False
 
     def _tell_of_another_job(self) -> None:
-        """Says at the start what would end this job at its first save."""
+        """Says at the start that another job holds the folder, which would end this job at its first save."""
         try:
             folder_lock.require_unused(self.directory, self._name)
         except CheckpointError as error:
             announce(f"manager.save() will fail while this is so: {error}", rank=0)
 
     def _asked(self, restore_prefix: str | os.PathLike[str] | None) -> tuple[str, str]:
-        """Returns the folder and name of what is to be restored; an empty name for the latest."""
+        """Returns the folder and the name of the checkpoint to restore; an empty name for the latest."""
         if restore_prefix is None:
             return self.directory, ""
         folder, name = os.path.split(os.fspath(restore_prefix))
@@ -289,7 +289,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         if not name:
             found = checkpoint_files.listing(directory, self._name)
             if found.damaged:
-                # It may be the latest. Reading it again says what is wrong with it, and what to do.
+                # It may be the latest one. Reading it again says what is wrong with it, and what to do.
                 name = os.path.basename(found.damaged[-1]).removesuffix(".json")
             elif found.names:
                 name = found.names[-1]
@@ -301,7 +301,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             return None
 
     def _check_complete(self, name: str, found: Survey) -> None:
-        """Raises where a checkpoint saved now would lack something."""
+        """Raises an error where a checkpoint saved now would lack something."""
         if found.unfinished:
             raise CheckpointError(
                 f"Checkpoint {name!r} would lack variables: the model at {found.unfinished[0]!r} has not run a step "

@@ -1,12 +1,12 @@
-"""The manifest of a checkpoint: which part holds which tensor, or which rows of one, and the text that says so.
+"""The manifest of a checkpoint: which part holds which tensor, or which rows of one, and its text.
 
     a kernel                whole        part 0
     its slot of 100 rows    in slices    part 0 has rows 0 to 48, part 1 has rows 49 to 99
 
-The text is JSON, with a hash of itself; `files.py` tells where it is, and when it is put there.
+The text is JSON, with a hash of itself. `files.py` says where it is, and when it is put there.
 
-The hash tells damage, not who wrote it: a folder may come from elsewhere. So a manifest is taken only if each of its
-fields is of its kind, and if the files it names are such as a save of its own name writes.
+The hash shows damage, but not who wrote the manifest, and a folder may come from elsewhere. So a manifest is accepted
+only if each field is of its kind, and if a save of its own name writes such files as it names.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.files import contained_path
 from smp_tf.partition.plan.json_record import record_from
 
-#: The latest version of the format that is read. The first one knows no slices, and a manifest without them is still
-#: written in it, so that an earlier smp_tf reads what it can.
+#: The latest version of the format that is read. The first version has no slices. A manifest without slices is still
+#: written in it, so that an earlier smp_tf can read it.
 VERSION = 2
 _WITHOUT_SLICES = 1
-#: Of what is wrong with a manifest so many characters are told: names in it may have any length.
+#: How many characters of what is wrong with a manifest are shown, since names in it may have any length.
 _MOST_SAID = 500
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one rank wrote.
+    """The files that one rank wrote.
 
     Args:
-        prefix: of its files, relative to the directory, with "/", such as "mp_rank_0/ckpt-3-5f0c9a1e".
+        prefix: prefix of its files, relative to the directory, with "/", such as "mp_rank_0/ckpt-3-5f0c9a1e".
         sizes: bytes of each file, by its path relative to the directory.
         index_hash: SHA-256 of its index file, which holds the checksum of every tensor.
     """
@@ -53,14 +53,14 @@ class StoredTensor:
     """One tensor of a checkpoint.
 
     Args:
-        part: number of the part that holds it; of one in slices, of the part that holds its first rows.
+        part: number of the part that holds it or, for a tensor in slices, its first rows.
         dtype: name of its dtype, such as "float32".
-        shape: its shape; of one in slices, that of the whole.
-        kind: what it is the state of; see `checkpoint_keys.Kind`.
+        shape: its shape; for a tensor in slices, the shape of the whole.
+        kind: what it is the state of, as in `survey.Kind`.
         stage: the stage that owned it; None for what every rank has.
         optimizer: path of the optimizer it belongs to, or "".
-        slices: (number of the part, its first row, the row after its last) of one whose rows lie in several parts, from
-            its first row to its last; empty for one that lies whole in one part.
+        slices: (number of the part, its first row, the row after its last) for a tensor whose rows are in several
+            parts, from its first row to its last; empty for a tensor that is whole in one part.
     """
 
     part: int
@@ -74,20 +74,20 @@ class StoredTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of.
+    """The content of a checkpoint.
 
     Args:
         name: such as "ckpt-3".
-        sequence: how many checkpoints were committed in the directory before; the largest is the latest.
+        sequence: how many checkpoints were committed in the directory before. The largest number is the latest.
         partitions: stages of the job that wrote it.
         replicas: replicas of that job.
-        parts: what the ranks wrote.
+        parts: the parts that the ranks wrote.
         tensors: every tensor, by key.
-        optimizers: path of every optimizer, and whether it had been used when the checkpoint was written.
+        optimizers: path of every optimizer, and whether it was used before the checkpoint was written.
         random: what random ops inside steps depend on.
         saved_at: when it was committed, in seconds since 1970.
-        begun: when the first checkpoint's manager of the directory was made, in the same seconds.
-        is_kept: whether it stays for good, and does not count among those that are rotated.
+        begun: when the manager of the directory's first checkpoint was made, in the same seconds.
+        is_kept: whether it is kept for good, and is not rotated.
         digest: SHA-256 of the manifest's file; "" until it is read.
     """
 
@@ -116,7 +116,7 @@ def encoded(manifest: Manifest) -> bytes:
     return json.dumps(written, indent=1).encode()
 
 
-# A save looks through the folder several times, and to check what stands in a large manifest takes its time.
+# A save looks through the folder several times, and checking a large manifest takes long.
 @functools.lru_cache(maxsize=4)
 def decoded(text: str, path: str) -> Manifest:
     """Returns the manifest that a file holds.
@@ -126,7 +126,7 @@ def decoded(text: str, path: str) -> Manifest:
         path: of the file.
 
     Raises:
-        CheckpointError: it is damaged, names files that are not its own, or is of a later version of smp_tf.
+        CheckpointError: the manifest is damaged, names files that are not its own, or is of a later version of smp_tf.
     """
     try:
         written = json.loads(text)
@@ -152,11 +152,11 @@ def decoded(text: str, path: str) -> Manifest:
 
 
 def damaged(path: str, what: str) -> CheckpointError:
-    """Returns the error that a manifest cannot be used.
+    """Returns the error for a manifest that cannot be used.
 
     Args:
         path: of its file.
-        what: is wrong with it, without the last full stop.
+        what: words for what is wrong with it, without a full stop.
     """
     return CheckpointError(
         f"The checkpoint's manifest {path} {what.removesuffix('.')}. Restore another checkpoint by its name, such as "
@@ -165,13 +165,13 @@ def damaged(path: str, what: str) -> CheckpointError:
 
 
 def require_own_files(manifest: Manifest) -> None:
-    """Raises unless a manifest names such files only as a save of its own name writes, within the checkpoints' folder.
+    """Raises an error unless a save of a manifest's name writes such files as it names, in the checkpoints' folder.
 
     Args:
-        manifest: one that was read, or that is made of what other ranks have said.
+        manifest: a manifest that was read, or made from what other ranks have said.
 
     Raises:
-        CheckpointError: it names another file, or its tensors do not lie in its parts.
+        CheckpointError: it names another file, or its tensors are not in its parts.
     """
     for part in manifest.parts:
         require_own_part(part, manifest.name)
@@ -180,14 +180,14 @@ def require_own_files(manifest: Manifest) -> None:
 
 
 def require_own_part(part: Part, name: str) -> None:
-    """Raises unless a part's files are such as a save writes.
+    """Raises an error unless a save writes such files as a part has.
 
     Args:
-        part: what was read, or said by another rank.
+        part: a part that was read, or that another rank has named.
         name: of the checkpoint.
 
     Raises:
-        CheckpointError: they are others.
+        CheckpointError: the files are others.
     """
     try:
         contained_path.relative(part.prefix, "the checkpoints' folder")
@@ -206,7 +206,7 @@ def require_own_part(part: Part, name: str) -> None:
 
 
 def _require_in_parts(key: str, stored: StoredTensor, parts: int) -> None:
-    """Raises unless a tensor lies in parts that there are, each of its rows once."""
+    """Raises an error unless a tensor is in existing parts, with each of its rows once."""
     end, is_right = 0, all(extent >= 0 for extent in stored.shape)
     for part, start, stop in stored.slices:
         is_right = is_right and 0 <= part < parts and start == end < stop
@@ -241,7 +241,7 @@ def _manifest_from(content: Any, digest: str) -> Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class _Random:
-    """What `variables/step_seeds.py` `state` gives."""
+    """The result of `state` in `variables/step_seeds.py`."""
 
     seed: int
     steps: Mapping[str, int]

@@ -1,7 +1,7 @@
-"""The restore that is under way: what a checkpoint holds for objects that do not exist yet.
+"""The restore that is under way, with what a checkpoint holds for objects that do not exist yet.
 
-Whoever makes such objects reports here: steps when it is decided who stores what, optimizers when they make their
-slots. `restore.Restore` does the work; this file only says which one it is, so that everybody may import it.
+Code that makes such objects reports here: steps when it is decided who stores what, and optimizers when they make their
+slots. `restore.Restore` does the work. This file only says which restore it is, so that all rooms may import it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smp_tf.variables.decision import Decision
 
 
 class Pending(Protocol):
-    """What a restore does while objects come into being."""
+    """What a restore does while objects are made."""
 
     due: tf.Variable
     """Whether something is still to be restored that a step should have taken up; a bool scalar."""
@@ -27,16 +27,16 @@ class Pending(Protocol):
         """Does what `values_for` below says."""
 
     def take_what_exists(self) -> None:
-        """Restores what has come into being since, before the first step runs."""
+        """Restores what has been made since, before the first step runs."""
 
     def optimizer_ready(self, optimizer: Any) -> None:
         """Gives slots their values, once an optimizer has made them on this rank or has none to make here."""
 
     def count_step(self) -> None:
-        """Notes that a step begins; raises when an earlier one has left state over."""
+        """Notes that a step begins. Raises an error when an earlier step has left state over."""
 
     def end(self) -> None:
-        """Ends it with smp_tf; raises when steps have left state over."""
+        """Ends the restore with smp_tf. Raises an error when steps have left state over."""
 
 
 _pending: Pending | None = None
@@ -63,16 +63,17 @@ def _end() -> None:
 
 
 def values_for(decided: Sequence[Decision]) -> Callable[[Any], tf.Tensor | None]:
-    """Returns the values that variables of models are to have in place of their initial ones.
+    """Returns the values that models' variables get in place of their initial ones.
 
     Args:
-        decided: the variables of which it is decided now where they are; the same on all ranks.
+        decided: the variables whose places are decided now, the same on all ranks.
 
     Returns:
-        Gives the value of a variable of this rank, read at that moment, or None where nothing is restored.
+        A function that returns the value of a variable of this rank, read at that moment, or None where nothing is
+        restored.
 
     Raises:
-        CheckpointError: a value does not fit, is missing or damaged, on whatever rank.
+        CheckpointError: a value does not fit, is missing or damaged, on any rank.
     """
     if _pending is None or not decided:
         return lambda variable: None
@@ -80,7 +81,7 @@ def values_for(decided: Sequence[Decision]) -> Callable[[Any], tf.Tensor | None]
 
 
 def take_what_exists() -> None:
-    """Restores what has come into being since, before the first step runs."""
+    """Restores what has been made since, before the first step runs."""
     if _pending is not None:
         _pending.take_what_exists()
 
@@ -97,15 +98,15 @@ def optimizer_ready(optimizer: Any, built: bool = True) -> None:
 
 
 def count_step() -> None:
-    """Notes that a step begins; raises when an earlier one has left state over."""
+    """Notes that a step begins. Raises an error when an earlier step has left state over."""
     if _pending is not None:
         _pending.count_step()
 
 
 def add_check() -> None:
-    """Writes into the current graph, while something is to be restored, a check that its later runs find it restored.
+    """Adds a check to the current graph, while something is to be restored, that its later runs find it restored.
 
-    Once all is restored the check costs reading one bool.
+    Once all is restored, the check costs reading one bool.
     """
     pending = _pending
     if pending is None or runtime.current_or_none() is None or not bool(_eager_value(pending.due)):

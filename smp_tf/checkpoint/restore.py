@@ -1,4 +1,4 @@
-"""Restore a checkpoint into objects that exist, and into those that are still to come.
+"""Restores a checkpoint into objects that exist, and into those that are made later.
 
 restore()          files checked; what exists here and belongs here: compared, read once and thrown away
                    ── all ranks agree that all is well ──▶ read again and assigned
@@ -6,13 +6,13 @@ first step         owners decided: the same for the model's variables, whose val
 apply_gradients    slots made: assigned, in place of zeros
 second step        what nobody has taken up is an error
 
-One survey says what there is, and is handed on from each of these moments to the next. Only a step that makes
-variables of a model, as the first one does, replaces it by a new one.
+One survey says what there is. It is handed on from each of these moments to the next. Only a step that makes variables
+of a model, as the first one does, replaces it by a new one.
 
-A rank reads the tensors, or rows of them, that it stores and no others, from whichever parts hold them, a few at a
-time. It reads them twice. The first time it only looks whether they are whole, and tells all ranks; the second time it
-assigns. So nothing is assigned anywhere before every rank has seen its own tensors whole, and a damaged file leaves all
-ranks as they were. To keep what was read the first time would take memory for a second set of weights and slots.
+A rank reads only the tensors, or rows of them, that it stores, from the parts that hold them, a few at a time. It reads
+them twice. The first time it only checks whether they are whole, and tells all ranks. The second time it assigns. So
+nothing is assigned anywhere before every rank has seen its own tensors whole, and a damaged file leaves all ranks
+unchanged. Keeping what was read the first time would take memory for a second set of weights and slots.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _MOST_KEYS = 10
 
 
 class Restore:
-    """One restore, from the call until all it holds is taken up.
+    """One restore, from the call until all its state is taken.
 
     Args:
         checkpoint: the `tf.train.Checkpoint` to restore into.
         directory: of the checkpoint's files.
         manifest: of the checkpoint, the same on all ranks.
-        expect_partial: whether state that is left over or missing is no error.
+        expect_partial: whether left-over or missing state is no error.
     """
 
     def __init__(self, checkpoint: Any, directory: str, manifest: Manifest, expect_partial: bool) -> None:
@@ -64,14 +64,14 @@ class Restore:
 
     @property
     def name(self) -> str:
-        """The checkpoint's name, such as "ckpt-3"."""
+        """Returns the checkpoint's name, such as "ckpt-3"."""
         return self._manifest.name
 
     def begin(self) -> None:
         """Checks the files, and restores what exists.
 
         Raises:
-            CheckpointError: on all ranks, when on any of them something is damaged, missing, or does not fit.
+            CheckpointError: on all ranks, when something is damaged, missing, or does not fit on any of them.
         """
         found = self._found = survey(self._checkpoint)
         items = self._to_take(found)
@@ -122,13 +122,13 @@ class Restore:
     def take_what_exists(self) -> None:
         """Does what `pending.take_what_exists` says."""
         is_surveyed, self._is_of_step = self._is_of_step, False
-        # Later, the script may have changed what it has made.
+        # Later, the script may have changed the objects that it has made.
         if self._steps == 0:
             self._found = self._found.again() if is_surveyed else survey(self._checkpoint)
             self._take(self._to_take(self._found))
 
     def optimizer_ready(self, optimizer: Any) -> None:
-        """Gives the slots and other variables that an optimizer has made their values."""
+        """Gives values to the slots and other variables that an optimizer has made."""
         known = {id(adapter.slots().innermost(one)) for one in self._found.found_at.values()}
         is_known = id(adapter.slots().innermost(optimizer)) in known
         # The script may have added it to the checkpoint after the call.
@@ -149,13 +149,13 @@ class Restore:
                 self.due.assign(False)
 
     def check(self, found: Survey) -> list[str]:
-        """Returns the keys of state whose objects are not there yet: of a model no step has used, or an optimizer.
+        """Returns the keys of state whose objects do not exist yet: those of an unused model, or of an optimizer.
 
         Args:
-            found: what there is now.
+            found: the survey of what there is now.
 
         Raises:
-            CheckpointError: there is state that nothing will ever take up.
+            CheckpointError: there is state that nothing will ever take.
         """
         problems = self._left_over(found)
         if problems:
@@ -165,7 +165,7 @@ class Restore:
         return [key for key, stored in self._left() if self._waits(key, stored, found)]
 
     def end(self) -> None:
-        """Looks once more when smp_tf ends.
+        """Checks once more when smp_tf ends.
 
         Raises:
             CheckpointError: steps have left state over.
@@ -179,7 +179,7 @@ class Restore:
             )
 
     def _to_take(self, found: Survey) -> list[Item]:
-        """Returns what is here now and was not restored yet."""
+        """Returns the items that are here now and were not restored yet."""
         return [item for item in found.items.values() if item.is_here and item.key not in self._done]
 
     def _take(self, items: Sequence[Item]) -> None:
@@ -190,7 +190,7 @@ class Restore:
             self._assign(items)
 
     def _assign(self, items: Sequence[Item]) -> None:
-        """Reads and assigns; objects get all parts of their state at once."""
+        """Reads and assigns values. Objects get all parts of their state at once."""
         by_key = {item.key: item for item in items if item.key in self._manifest.tensors}
         objects: dict[int, tuple[Any, dict[str, tf.Tensor]]] = {}
         with assigned_values.unnoted():
@@ -205,18 +205,18 @@ class Restore:
         self._done.update(item.key for item in items)
 
     def _read(self, wanted: Mapping[str, tuple[int, int] | None]) -> Iterator[tuple[str, tf.Tensor]]:
-        """Yields the key and value of tensors, or of some of their rows; what the checkpoint lacks is left out."""
+        """Yields key and value of tensors, or of some of their rows. What the checkpoint lacks is left out."""
         there = {key: rows for key, rows in wanted.items() if key in self._manifest.tensors}
         yield from read_tensors(self._directory, self._manifest, [key for key, rows in there.items() if rows is None])
         cut = {key: rows for key, rows in there.items() if rows is not None}
         yield from read_rows(self._directory, self._manifest, cut)
 
     def _slots_to_look_at(self, own: Mapping[str, Any], found: Survey) -> dict[str, tuple[int, int] | None]:
-        """Returns the slots that this rank reads before they exist, to see that nothing is damaged.
+        """Returns the slots that this rank reads before they exist, to see whether anything is damaged.
 
         Args:
             own: variables that this rank stores, by key.
-            found: what there is.
+            found: the survey of what there is.
         """
         wanted: dict[str, tuple[int, int] | None] = {}
         for key, stored in self._manifest.tensors.items():
@@ -230,7 +230,7 @@ class Restore:
         return wanted
 
     def _damage(self, wanted: Mapping[str, tuple[int, int] | None]) -> list[str]:
-        """Reads tensors, or some of their rows, and throws them away; returns what is damaged, in words."""
+        """Reads tensors, or some of their rows, drops them, and returns words for what is damaged."""
         try:
             for _ in self._read(wanted):
                 pass
@@ -239,7 +239,7 @@ class Restore:
         return []
 
     def _misfits(self, items: Iterable[Item]) -> list[str]:
-        """Returns what the checkpoint lacks, or has in another shape or dtype, in words."""
+        """Returns words for what the checkpoint lacks, or has with another shape or dtype."""
         lacking, other = [], []
         for item in items:
             stored = self._manifest.tensors.get(item.key)
@@ -273,7 +273,7 @@ class Restore:
         if item.kind not in (Kind.SLOT, Kind.OPTIMIZER) or item.optimizer not in self._manifest.optimizers:
             return False
         if not self._manifest.optimizers[item.optimizer]:
-            return True  # it had not been used when the checkpoint was written
+            return True  # it was not used before the checkpoint was written
         # A stage that got no gradients had no slots.
         variable = self._manifest.tensors.get(variable_of_slot(item.key))
         with_slots = {
@@ -287,7 +287,7 @@ class Restore:
         return [(key, stored) for key, stored in self._manifest.tensors.items() if key not in self._done]
 
     def _left_over(self, found: Survey) -> list[str]:
-        """Returns what nothing here will take up, in words."""
+        """Returns words for what nothing here will take."""
         if self._partial:
             return []
         here = {item.key for item in self._to_take(found)} if self._steps == 0 else set()
@@ -305,7 +305,7 @@ class Restore:
         ]
 
     def _is_elsewhere(self, key: str, stored: StoredTensor, found: Survey) -> bool:
-        """Returns whether another rank has what a key belongs to."""
+        """Returns whether another rank has the object of a key."""
         item = found.items.get(variable_of_slot(key))
         if item is not None and not item.is_here:
             return True
@@ -316,13 +316,13 @@ class Restore:
         return stored.optimizer in found.optimizers and not found.optimizers[stored.optimizer]
 
     def _waits(self, key: str, stored: StoredTensor, found: Survey) -> bool:
-        """Returns whether the object of a key may still come into being."""
+        """Returns whether the object of a key may still be made."""
         if stored.optimizer and stored.optimizer in found.waiting:
             return True
         return any(key == path or key.startswith(f"{path}/") for path in found.unfinished)
 
     def _agree(self, problems: Sequence[str], doing: str) -> None:
-        """Raises on all ranks what any rank has found."""
+        """Raises, on all ranks, the errors that any rank has found."""
         running = runtime.current()
         said = exchange.allgather_json(list(problems), name=doing)
         found: dict[str, list[int]] = {}
@@ -338,15 +338,15 @@ class Restore:
 
 
 def _are_slots_here(variable: Any, optimizer: Any) -> bool:
-    """Returns whether this rank has slots of a variable that its stage stores, or some rows of them."""
+    """Returns whether this rank has slots, or some rows of slots, of a variable that its stage stores."""
     return layouts.layout_of(variable).is_updated_at(layouts.slots_of(variable, optimizer), layouts.here())
 
 
 def _rows_to_look_at(variable: Any, optimizer: Any, stored: StoredTensor) -> tuple[int, int] | None:
-    """Returns the rows of a future slot that this replica reads to see whether they are damaged; None for all.
+    """Returns the rows of a future slot that this replica reads to find damage; None for all.
 
-    Where the slots of a weight are cut, if they are, is known with the optimizer. Until then each replica of the stage
-    takes as many, whoever will have them: what one finds damaged it tells all, and together they see all rows.
+    Only the optimizer decides whether, and where, the slots of a weight are cut. Until then each replica of the stage
+    reads equally many rows. It tells all ranks of damage, and together the replicas see all rows.
     """
     if not stored.shape or variable.shape != stored.shape or not layouts.are_shared():
         return None

@@ -1,7 +1,7 @@
-"""Decides which checkpoints stay when there are too many.
+"""Decides which checkpoints are kept when there are too many.
 
-The oldest go first. With `keep_hours`, one in so many hours stays for good, counted from when the first manager of the
-directory was made:
+The oldest are deleted first. With `keep_hours`, one in this many hours is kept for good, counted from when the first
+manager of the directory was made:
 
     saved at      0:30   1:10   1:40   2:20   2:50   3:00
     keep_hours=1         for good      for good      (the two latest stay anyway, with max_to_keep=2)
@@ -22,11 +22,11 @@ _HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Rotation:
-    """Which checkpoints stay.
+    """Says which checkpoints are kept.
 
     Args:
-        max_to_keep: how many, besides those that stay for good; None for all.
-        keep_hours: hours between checkpoints that stay for good; None where none does.
+        max_to_keep: how many are kept, besides those that are kept for good; None for all.
+        keep_hours: hours between checkpoints that are kept for good; None where none is.
         begun: when the manager was made, in seconds since 1970.
     """
 
@@ -35,7 +35,7 @@ class Rotation:
     begun: float
 
     def apply(self, directory: str, series: str) -> None:
-        """Deletes what is too many.
+        """Deletes surplus checkpoints.
 
         Args:
             directory: of the checkpoints.
@@ -58,7 +58,7 @@ class Rotation:
                 else:
                     delete(directory, manifest.name)
             except (OSError, CheckpointError) as error:
-                # The others go all the same: else they would fill the disk.
+                # The others are deleted all the same, or they would fill the disk.
                 failed.append(error)
         if failed:
             raise failed[0]
@@ -69,7 +69,7 @@ def delete_series(directory: str, series: str) -> None:
 
     Args:
         directory: of the checkpoints; it need not exist.
-        series: common name of the checkpoints, such as "backup"; those of other names stay.
+        series: common name of the checkpoints, such as "backup". Checkpoints of other names stay.
 
     Raises:
         CheckpointError: another live job saves such checkpoints there, or a part's folder is a link.
@@ -84,6 +84,6 @@ def delete_series(directory: str, series: str) -> None:
     folder_lock.give_up(directory, series)
     for folder in (*sorted(os.listdir(directory)), ""):
         if not folder or folder.startswith("mp_rank_"):
-            # One that something is in stays.
+            # A folder that is not empty stays.
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.join(directory, folder))

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and under which keys: the object graph, walked breadth-first.
+"""Finds what a checkpoint holds, and under which keys, by a breadth-first walk of the object graph.
 
     tf.train.Checkpoint ─┬─ model ─── dense ─┬─ kernel       model/dense/kernel
                          │                   └─ bias         model/dense/bias
@@ -6,12 +6,12 @@
                          │             └─ _momentums[0]      model/dense/kernel/.OPTIMIZER_SLOT/optimizer/momentums
                          └─ best                             best
 
-A variable's key is its shortest path of attributes from the root, as in TensorFlow's checkpoints; it does not depend on
-the number of partitions. A slot's key is that of its variable, and never an index, also where a rank has the slot of
-some rows only. As in TensorFlow, "/" and "." in a name are written ".S" and "..", so that a name after "/." is none of
-the user's.
+A variable's key is its shortest path of attributes from the root, as in TensorFlow's checkpoints. It does not depend on
+the number of partitions. A slot's key is made from that of its variable, and never from an index, even where a rank has
+the slot of only some rows. As in TensorFlow, "/" and "." in a name are written ".S" and "..", so that a name after "/."
+is never the user's.
 
-A survey can be handed on. `Survey.again` says what has become of its objects, without another walk.
+A survey can be handed on. `Survey.again` surveys the same objects later, without another walk.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ class Kind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One tensor that a checkpoint holds of the objects there are now.
+    """One tensor that a checkpoint holds of the present objects.
 
     Args:
         key: its name in the checkpoint.
         kind: what it is the state of.
-        target: the variable; for Kind.STATE the object whose state it is part of.
-        layout: of the variable, or of that whose slot it is; on no stage for what every rank has, and for what is not
-            decided yet.
+        target: the variable; for Kind.STATE the object whose state it is a part of.
+        layout: layout of the variable, or of the variable whose slot it is. It has no stage for what every rank has,
+            and for what is not decided yet.
         is_here: whether this rank stores it.
         optimizer: path of the optimizer it belongs to, or "".
-        spread: how it lies over the ranks of its stage: a slot may be on one replica, or rows of it on each.
-        part: for Kind.STATE: which part of the object's state.
-        rows: for a slot of a weight that is cut into rows: of which rows, the first and the one after the last. The
-            other replicas of the stage have the slots of the others.
-        extent: how many rows the weight has, where `rows` are given.
+        spread: how it lies over the ranks of its stage. A slot may be on one replica, or rows of it on each.
+        part: which part of the object's state, for Kind.STATE.
+        rows: for a slot of a weight that is cut into rows, the first row and the row after the last. The other replicas
+            of the stage have the slots of the other rows.
+        extent: number of rows of the weight, where `rows` are given.
     """
 
     key: str
@@ -83,28 +83,28 @@ class Item:
 
     @property
     def stage(self) -> int | None:
-        """The stage that stores it; None for what every rank has, and for what is not decided yet."""
+        """Returns the stage that stores it; None for what every rank has, and for what is not decided yet."""
         return self.layout.stage
 
     def whole(self, shape: tf.TensorShape) -> tf.TensorShape:
-        """Returns the shape of all rows, given that of what is here."""
+        """Returns the shape of all rows, given the shape of those that are here."""
         return shape if self.rows is None else tf.TensorShape([self.extent, *shape[1:]])
 
 
 @dataclasses.dataclass
 class Survey:
-    """What is reachable from a root now.
+    """All that is reachable from a root now.
 
     Args:
-        items: by key, in a stable order.
+        items: items by key, in a stable order.
         has_models: whether there is any distributed model.
         unfinished: paths of models whose variables do not all have an owner yet.
         optimizers: path of every optimizer, and whether it has been built for variables of this rank.
-        found_at: every optimizer, by path.
+        found_at: every optimizer, by its path.
         waiting: paths of optimizers that have not made their slots yet.
         orphans: (path of the optimizer, number of slots' variables that cannot be reached from the root).
-        other_shares: paths of optimizers that have slots of another share than this rank would have now.
-        reached: the objects that the walk has come to; None where there was no walk.
+        other_shares: paths of optimizers whose slots are of another share than this rank would have now.
+        reached: the objects that the walk has reached; None where there was no walk.
     """
 
     items: dict[str, Item] = dataclasses.field(default_factory=dict)
@@ -118,7 +118,7 @@ class Survey:
     reached: Reached | None = None
 
     def again(self) -> Survey:
-        """Returns what is to be said now of the same objects, and of what their optimizers have made since."""
+        """Returns a new survey of the same objects, and of what their optimizers have made since."""
         if self.reached is None:
             return self
         with tf.init_scope():
@@ -131,7 +131,7 @@ class Survey:
 
 
 def variable_of_slot(key: str) -> str:
-    """Returns the key of the variable that a slot's key belongs to; the key itself for no slot."""
+    """Returns the key of the variable that a slot's key belongs to, or the key itself where it is no slot's."""
     return key.partition(_SLOT)[0]
 
 
@@ -155,14 +155,15 @@ def survey(root: Any) -> Survey:
 
 
 class Reached:
-    """The objects that are reachable from a root, in the order in which a walk has come to them.
+    """The objects that are reachable from a root, in the order in which a walk has reached them.
 
     Args:
         root: where the walk begins.
     """
 
     def __init__(self, root: Any) -> None:
-        #: Path, object, and the optimizer (by path) and the model that it belongs to; optimizers are not among them.
+        #: For each object: its path, the object, and the optimizer (by path) and the model that it belongs to.
+        #: Optimizers are not among them.
         self.objects: list[tuple[str, Any, str, SplitModel | None]] = []
         self.optimizers: list[tuple[str, Any]] = []
         self.models: list[tuple[str, SplitModel]] = []
@@ -171,7 +172,7 @@ class Reached:
         self._walk([("", root, "", None)])
 
     def follow_optimizers(self) -> None:
-        """Adds what optimizers have made since, such as the counters that older ones make when they are first used."""
+        """Adds what optimizers have made since, such as the counters that older ones make at their first use."""
         for path, optimizer in list(self.optimizers):
             children = adapter.slots().children(optimizer)
             self._walk((_joined(path, name), child, path, None) for name, child in children.items())
@@ -182,14 +183,14 @@ class Reached:
             path, value, optimizer, model = left.popleft()
             if id(value) in self._seen:
                 continue
-            self._seen[id(value)] = value  # keeps it alive, so that the id stays its own
+            self._seen[id(value)] = value  # keeps it alive, so that its id stays unique
             if isinstance(value, tf.Variable):
                 if id(value.handle) not in self._handles:
                     self._handles.add(id(value.handle))
                     self.objects.append((path, value, optimizer, model))
                 continue
             if adapter.layers().is_metric(value):
-                model = None  # a metric is the script's, also in a model
+                model = None  # a metric is the script's own, even in a model
             if adapter.slots().is_optimizer(value):
                 optimizer, model = path, None
                 self.optimizers.append((path, value))
@@ -201,13 +202,13 @@ class Reached:
                 model = value
                 self.models.append((path, value))
             if isinstance(value, tf.train.Checkpoint):
-                # It names the object that it was made around twice, once in private.
+                # It names the object that it wraps twice, once in private.
                 tracked = {name: child for name, child in tracked.items() if name != "_root"}
             left.extend((_joined(path, name), child, optimizer, model) for name, child in tracked.items())
 
 
 class _Report:
-    """What is to be said of objects now.
+    """Makes the survey of objects.
 
     Args:
         reached: the objects.
@@ -231,7 +232,7 @@ class _Report:
             is_here = layout.stage is not None and state.has_value
             item = Item(path, Kind.MODEL, variable, layout, is_here, spread=layout.value)
         elif model is not None and not _is_settled(model) and not model._smp_store.leaves_to_script(variable):
-            # Built before it was wrapped: every rank has it until it is decided who keeps it.
+            # It was built before it was wrapped. Every rank has it until it is decided who keeps it.
             item = Item(path, Kind.MODEL, variable, is_here=False)
         else:
             item = Item(path, Kind.OPTIMIZER if optimizer else Kind.SCRIPT, variable, optimizer=optimizer)
@@ -261,7 +262,7 @@ class _Report:
                 with_slots.add(id(variable))
                 spread = layouts.slots_of(variable, optimizer)
                 if not of.layout.is_updated_at(spread, layouts.here()):
-                    # An optimizer that was built before the model was wrapped; nothing changes them here.
+                    # The optimizer was built before the model was wrapped. Nothing changes its slots here.
                     continue
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
                 self.found.items[key] = _item_of_slot(key, slot, of, path, spread)
@@ -274,11 +275,11 @@ class _Report:
 
 
 def _item_of_slot(key: str, slot: Any, of: Item, path: str, spread: Spread) -> Item:
-    """Returns a slot that is here, of the variable of another item."""
+    """Returns the item of a slot that is here, given the item of its variable."""
     variable = of.target
     rows = spread.rows_at(layouts.here())
     item = Item(key, Kind.SLOT, slot, of.layout, True, path, spread)
-    # What an optimizer keeps of a weight in another shape, such as a number, is not of its rows.
+    # What an optimizer keeps for a weight in another shape, such as a number, is not of its rows.
     if rows is None or slot.shape != [rows[1] - rows[0], *variable.shape[1:]]:
         return item
     return dataclasses.replace(item, rows=rows, extent=variable.shape[0])

@@ -1,7 +1,7 @@
-"""One save of a checkpoint, from the moment all ranks have come: parts, then the manifest, then the rotation.
+"""One save of a checkpoint, once all ranks have come: parts, then the manifest, then the rotation.
 
-Rank 0 holds the folder for its job (`folder_lock`) from the first save on. Of a save that fails each rank deletes its
-own part.
+Rank 0 holds the folder for its job (`folder_lock`) from the first save on. When a save fails, each rank deletes its own
+part.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from smp_tf.variables import assigned_values, step_seeds
 
 
 class Writing:
-    """One save, from the moment all ranks have come.
+    """One save, once all ranks have come.
 
     Args:
         directory: of the checkpoints.
         series: common name of the checkpoints, such as "ckpt".
-        name: of this one.
-        found: what this rank has.
+        name: name of this checkpoint.
+        found: the survey of what this rank has.
 
     Raises:
         CheckpointError: on all ranks, when another job holds the folder, or rank 0 cannot take it.
@@ -75,18 +75,18 @@ class Writing:
         self._built = {
             path: any(words["built"].get(path, False) for words in said) for words in said for path in words["built"]
         }
-        #: The ranks in the order in which they are asked: those of replica 0 first.
+        #: The ranks in the order in which they are asked. Those of replica 0 come first.
         self._order = (*self._writers, *(rank for rank in range(topology.size) if rank not in self._writers))
-        #: The rank that writes what is not a stage's own: the first that has it.
+        #: The rank that writes what is not a stage's own. It is the first that has it.
         self._writer_of: dict[str, int] = {}
         for rank in reversed(self._order):
             self._writer_of.update(dict.fromkeys(said[rank]["has"], rank))
 
     def write_parts(self) -> None:
-        """Writes what this rank is to write, and waits for all others.
+        """Writes this rank's part, and waits for all others.
 
         Raises:
-            CheckpointError: some rank could not write.
+            CheckpointError: a rank could not write.
         """
         told: dict[str, Any] = {"error": "", "part": None, "tensors": {}}
         prefix = self._prefix(self._topology.rank)
@@ -111,13 +111,13 @@ class Writing:
         self._raise_errors(errors, "be written")
 
     def commit(self, rotation: Rotation) -> None:
-        """Makes the parts a checkpoint, on rank 0, and deletes what is too many.
+        """Makes the parts a checkpoint, on rank 0, and deletes surplus ones.
 
         Args:
-            rotation: which checkpoints stay.
+            rotation: says which checkpoints are kept.
 
         Raises:
-            CheckpointError: rank 0 could not.
+            CheckpointError: rank 0 could not do so.
         """
         problem, is_committed = "", False
         if self._topology.rank == 0:
@@ -137,7 +137,7 @@ class Writing:
         self._raise_errors([problem for problem, _ in said], "be committed")
 
     def _take_folder(self) -> str:
-        """Holds the folder for this job, on rank 0; returns what is in the way of that, in words."""
+        """Holds the folder for this job, on rank 0, and returns words for what prevents it."""
         try:
             if folder_lock.current(self._directory, self._series) is None:
                 make_folder(self._directory)
@@ -148,7 +148,7 @@ class Writing:
         return ""
 
     def _make_room(self) -> None:
-        """Deletes what killed jobs have left, on rank 0. Where that fails, it is in the way of no save."""
+        """Deletes what killed jobs have left, on rank 0. Where this fails, saves go on."""
         if self._topology.rank != 0:
             return
         try:
@@ -160,7 +160,7 @@ class Writing:
             )
 
     def _rotate(self, rotation: Rotation, replaced: Sequence[str]) -> None:
-        """Deletes what is too many, and replaced parts. Where that fails, the checkpoint is saved all the same."""
+        """Deletes surplus checkpoints and replaced parts. Where this fails, the checkpoint is saved all the same."""
         try:
             for prefix in replaced:
                 checkpoint_files.delete_part(self._directory, prefix)
@@ -175,19 +175,19 @@ class Writing:
     def _clean(self) -> None:
         hold = folder_lock.current(self._directory, self._series)
         if hold is not None and hold.is_locked:
-            # Ranks that wait for each other longer than this end, and then a save goes on nowhere.
+            # Ranks that wait longer than this for each other end, and then a save goes on nowhere.
             before = hold.now() - runtime.current().config.stall_timeout
             leftovers.clean(self._directory, self._series, before)
 
     def _prefix(self, rank: int) -> str:
         """Returns the prefix of the files that a rank writes."""
         mesh = self._topology.mesh
-        # The ranks of a stage write to one folder, each to files of its own.
+        # The ranks of a stage write to one folder, each to its own files.
         number = mesh.members(CommGroup.DP_GROUP, rank).index(rank)
         return f"mp_rank_{mesh.coordinates(rank)['P']}/{self._stem}{f'-{number}' if number else ''}"
 
     def _delete_own_part(self) -> None:
-        """Deletes what this rank has written in a save that failed. Where that fails, it is a left-over."""
+        """Deletes what this rank has written in a failed save. Where this fails, it becomes a left-over."""
         prefix = self._prefix(self._topology.rank)
         try:
             checkpoint_files.delete_part(self._directory, prefix)
@@ -196,7 +196,7 @@ class Writing:
 
     def _commit(self, begun: float) -> tuple[str, ...]:
         parts: list[Part] = []
-        #: By key: the parts that have it, or rows of it, and what it is.
+        #: For each key, the parts that have the tensor or rows of it, and what it is.
         written: dict[str, list[tuple[int, list[Any]]]] = {}
         for rank in self._order:
             words = self._told[rank]
@@ -224,7 +224,7 @@ class Writing:
         return checkpoint_files.commit(self._directory, manifest)
 
     def _part_of(self, rank: int, said: Any) -> Part:
-        """Returns what a rank has written, by its own words; the files must be those it was to write."""
+        """Returns the part that a rank says it has written. Its files must be those that it was to write."""
         try:
             part: Part = record_from(Part, said, "its part")
         except PlacementError as error:
@@ -264,12 +264,12 @@ class Writing:
 
 
 def _is_owned(item: Item) -> bool:
-    """Returns whether a stage stores an item, rather than every rank."""
+    """Returns whether a stage, and not every rank, stores an item."""
     return item.stage is not None
 
 
 def _value(item: Item) -> tf.Tensor:
-    """Returns the value of an item; the memory of a variable, not a copy of it."""
+    """Returns the value of an item. For a variable it is the memory itself, not a copy."""
     if item.kind is Kind.STATE:
         return state_of(item.target, item.part)
     return item.target.read_value()
@@ -280,7 +280,7 @@ def _put_together(key: str, written: Sequence[tuple[int, Sequence[Any]]]) -> Sto
 
     Args:
         key: of the tensor.
-        written: the parts that have it, or some rows of it, each with what its rank has told of it.
+        written: the parts that have it, or some rows of it, each with what its rank has said about it.
 
     Raises:
         CheckpointError: the parts have rows of it, but not each row once.
@@ -288,7 +288,7 @@ def _put_together(key: str, written: Sequence[tuple[int, Sequence[Any]]]) -> Sto
     part, (dtype, shape, kind, stage, optimizer, _) = written[0]
     stored = StoredTensor(part, dtype, tuple(shape), kind, stage, optimizer)
     if all(rows is None for _, (*_, rows) in written):
-        # Several may have it whole: what an optimizer keeps of a cut weight besides slots of rows is the same on all.
+        # Several may have it whole. What an optimizer keeps for a cut weight besides slots of rows is the same on all.
         return stored
     extent = stored.shape[0]
     slices = sorted((*(rows or (0, extent)), part) for part, (*_, rows) in written)

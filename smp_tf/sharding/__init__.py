@@ -1,1 +1,1 @@
-"""Who keeps which part of an optimizer's slots."""
+"""Decides who keeps which part of an optimizer's slots."""

@@ -1,4 +1,4 @@
-"""An optimizer's slots follow a weight from the rank that has kept it to the one that stores it. For tf_keras.
+"""Moves an optimizer's slots with a weight, from the rank that has kept the weight to the rank that stores it.
 
 Keras makes slots for all trainable weights at the first `apply_gradients`, also for those without a gradient. So the
 rank that keeps a weight which no step has used has slots for it, and they may have come from a checkpoint:
@@ -8,7 +8,7 @@ rank that keeps a weight which no step has used has slots for it, and they may h
 
 Where replicas share slots, each replica of the owner takes its share of them: all, some rows, or nothing.
 
-Optimizers are known on all ranks by a number: the order in which they were first given weights of a model.
+All ranks know an optimizer by its number, by the order in which optimizers were first given weights of a model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WHICH, _SLOT = tag_of("slots of a kept weight"), tag_of("slot of a kept weight"
 
 
 def note_use(optimizer: Any) -> None:
-    """Notes that an optimizer is given weights of a distributed model; all ranks do it in the same order."""
+    """Notes that an optimizer is given weights of a distributed model. All ranks do so in the same order."""
     inner = adapter.slots().innermost(optimizer)
     if inner not in _number_of:
         _number_of[inner] = next(_numbers)
@@ -80,7 +80,7 @@ def receive(variable: Any, keeper: int) -> None:
                 f"apply_gradients in the same order."
             )
         _require_lists(optimizer, variable)
-        # No step has used the weight, so the keeper has all of its slots, and their shares are decided here.
+        # No step has used the weight, so the keeper has all of its slots. Their shares are decided here.
         slots, place = layouts.slots_of(variable, optimizer), layouts.here()
         rows = slots.rows_at(place)
         here = {}
@@ -93,7 +93,7 @@ def receive(variable: Any, keeper: int) -> None:
 
 
 def _of_rows(received: memoryview, variable: Any, slot: Any, rows: tuple[int, int] | None) -> Any:
-    """Returns what is to be in a slot here, of what the keeper has had there for the whole weight."""
+    """Returns the part of the keeper's slot, which is for the whole weight, that belongs into the slot here."""
     if rows is None or slot.shape != (rows[1] - rows[0], *variable.shape[1:]):
         return fetch.as_tensor(received, slot)
     return fetch.as_tensor(received, SimpleNamespace(shape=variable.shape, dtype=slot.dtype))[rows[0] : rows[1]]

@@ -1,4 +1,4 @@
-"""Which replica receives the average of a gradient, or which rows of it: the one that updates the weight.
+"""Decides which replica receives the average of a gradient, or which rows of it: the one that updates the weight.
 
 a step's gradients     replica 0      replica 1
 of kernel              average        -              replica 0 updates it
@@ -30,7 +30,7 @@ from smp_tf.variables import store as variables
 
 
 def owners_of_shape(tensor: tf.Tensor) -> set[int]:
-    """Returns the replicas of this rank's stage that alone update a weight of a tensor's shape and type."""
+    """Returns the replicas of this rank's stage that alone update a weight with a tensor's shape and type."""
     if not layouts.are_shared() or not tensor.shape.is_fully_defined():
         return set()
     alike = [v for v in variables.of_models() if v.dtype == tensor.dtype and v.shape == tensor.shape]
@@ -41,12 +41,12 @@ def owners_of_shape(tensor: tf.Tensor) -> set[int]:
 
 @dataclass(frozen=True)
 class Applied:
-    """A gradient that a step returns and applies itself, so that nobody else looks at it.
+    """A gradient that a step returns and applies itself, so that nothing else looks at it.
 
     Args:
-        position: among the step's outputs.
-        optimizer: of Keras, which is given it.
-        variable: of which.
+        position: position among the step's outputs.
+        optimizer: the optimizer of Keras that is given the gradient.
+        variable: the variable that it is the gradient of.
     """
 
     position: int
@@ -57,18 +57,19 @@ class Applied:
 def receivers_in(
     split: Split, stage: int, handled: Sequence[Any], applied: Iterable[Applied] | None = None
 ) -> dict[int, Receiver]:
-    """Returns which replica alone gets the average of a gradient, or which rows each: who updates the weight.
+    """Returns which replica alone gets the average of a gradient, or which rows each gets: who updates the weight.
 
     Args:
         split: a cut step.
         stage: of this rank.
         handled: TensorFlow's variables, by index in the step's graph.
-        applied: gradients that the step itself applies: then others that it returns are looked at alone, as logs are,
-            and go to all. None where a script applies them.
+        applied: gradients that the step itself applies. Then other gradients that it returns are only looked at, as
+            logs are, and go to all. None where a script applies them.
 
     Returns:
-        Who receives it, by position among the step's outputs; gradients that all replicas get are left out: with
-        gradient_offload all of them, and what the step has made of a gradient, or of several weights, and returns.
+        The receivers by position among the step's outputs. Gradients that all replicas get are left out. With
+        gradient_offload, these are all of them. Else they are what the step has made from a gradient, or from several
+        weights, and returns.
     """
     if not layouts.are_received_apart():
         return {}
@@ -77,7 +78,7 @@ def receivers_in(
     of_several: set[Tensor] = set()
     for gradient in graph.gradients:
         for tensor in gradient.tensors:
-            # That of a sum of weights is one tensor for all of them.
+            # The gradient of a sum of weights is one tensor for all of them.
             if variable_of.setdefault(tensor, handled[gradient.variable]) is not handled[gradient.variable]:
                 of_several.add(tensor)
     by_position = {one.position: one for one in applied or ()}
@@ -100,7 +101,7 @@ def receivers_in(
 
 
 def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None) -> Receiver | None:
-    """Returns who updates a weight by what a step gives its optimizer as the gradient, whatever that was made of."""
+    """Returns who updates a weight by what a step gives its optimizer as the gradient, whatever it was made from."""
     variable = applied.variable
     if not layouts.layout_of(variable).is_here(layouts.here()) or not variable.shape.is_compatible_with(shape):
         return None
@@ -119,14 +120,14 @@ def _whole(variable: Any) -> Whole | None:
 def note_receivers(
     split: Split, handled: Sequence[Any], found: Collection[int], applied: Iterable[Applied] = ()
 ) -> None:
-    """Notes which weights have gradients that a step gives to more than one replica, so that one may be anywhere.
+    """Notes which weights have gradients that a step gives to more than one replica, so that they may be anywhere.
 
-    All ranks note the same of the weights of all stages.
+    All ranks note the same for the weights of all stages.
 
     Args:
         split: a cut step.
         handled: TensorFlow's variables, by index in the step's graph.
-        found: positions of the outputs that not all replicas of a stage receive, as agreed, over all stages.
+        found: positions of the outputs that not all replicas of a stage receive, as agreed over all stages.
         applied: gradients that the step itself applies.
     """
     variable_of = {
@@ -134,7 +135,7 @@ def note_receivers(
     }
     given_to = {one.position: one.variable for one in applied}
     to_all = {o.tensor for position, o in enumerate(split.outputs) if o.is_gradient and position not in found}
-    # Of what a step has made of gradients it is not known of which.
+    # It is unknown from which gradients a step has made a result.
     makes_others = not to_all.issubset(variable_of)
     given = {id(variable_of[tensor].handle) for tensor in to_all & variable_of.keys()}
     alone = {id((given_to[p] if p in given_to else variable_of[split.outputs[p].tensor]).handle) for p in found}
@@ -146,24 +147,24 @@ def note_receivers(
 
 
 def agreed_receivers(own: Mapping[int, Receiver], step: str) -> tuple[dict[int, Receiver], set[int]]:
-    """Returns the receivers that all replicas of this rank's stage have found; all ranks call it together.
+    """Returns the receivers that all replicas of this rank's stage have found. All ranks call it together.
 
-    Which gradients are one tensor may depend on the batch: those of two rows that are added to a batch of one row are,
-    where to one of several rows they are not.
+    Which gradients are one tensor may depend on the batch. For example, the gradients of two rows that are added to the
+    batch are one tensor where the batch has one row, and not where it has several.
 
     Args:
-        own: of `receivers_in`.
+        own: the result of `receivers_in`.
         step: name of the step, for messages.
 
     Returns:
-        By position, the receivers that all have; and the positions of which all replicas of some stage have the same.
+        The receivers that all have, by position; and the positions for which all replicas of some stage have the same.
     """
     in_words = {p: [r.replica] if isinstance(r, Whole) else list(r.borders) for p, r in own.items()}
     said = allgather_json(sorted(in_words.items()), name=f"who receives the gradients of step {step!r}")
     mesh, rank = runtime.current().topology.mesh, runtime.current().topology.rank
 
     def agreed(group: Iterable[int]) -> set[int]:
-        """Returns the positions of which the ranks of a group say the same."""
+        """Returns the positions about which the ranks of a group say the same."""
         first, *others = ({position: words for position, words in said[member]} for member in group)
         return {p for p, words in first.items() if all(other.get(p) == words for other in others)}
 
@@ -176,8 +177,8 @@ def known_gradients(found: Mapping[int, Receiver], applied: Iterable[Applied]) -
     """Returns what is known of the gradients of a step.
 
     Args:
-        found: their receivers.
-        applied: those that the step itself applies.
+        found: receivers of the gradients.
+        applied: gradients that the step itself applies.
     """
     replica = runtime.current().topology.replica
     return Gradients(

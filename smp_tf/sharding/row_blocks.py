@@ -1,13 +1,13 @@
-"""Some rows of a weight as a variable of its own, which an optimizer updates in the weight's place.
+"""Makes some rows of a weight a variable of its own, which an optimizer updates in the weight's place.
 
     embedding [0:100]         replica 0                          replica 1
       rows  0 to 49       ─▶  block [50] ─ slots [50] ─▶ ┐       takes them
       rows 50 to 99           takes them                 │   ─▶  block [50] ─ slots [50] ─▶ ┐
                          ◀─── gathered by all replicas ──┴──────────────────────────────────┘
 
-Before an update a block is given the rows of the weight, which may have been assigned to since, and when they are in
-their place again it is left without memory. Optimizers take it for the weight: it has its name, and the number by which
-they find slots, and what is left out of decay.
+Before an update, a block is given the rows of the weight, since these may have been assigned to meanwhile. When the
+rows are back in their place, the block is left without memory. Optimizers take it for the weight: it has the weight's
+name, and the number by which they find slots, and what is exempt from decay.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from smp_tf.variables.host_offload import update_on_host
 
 
 def in_place(optimizer: Any, updated: Iterable[Any]) -> list[Any]:
-    """Returns the variables that this rank updates, with blocks in place of those of which an optimizer updates rows.
+    """Returns the variables that this rank updates, with blocks for those whose rows an optimizer updates.
 
     Args:
         optimizer: of Keras.
-        updated: variables; blocks are left as they are.
+        updated: variables. Blocks among them are left as they are.
     """
     return [variable for _, variable in pairs_in_place(optimizer, ((None, variable) for variable in updated))]
 
 
 def pairs_in_place(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns the gradients, or None, and variables that this rank updates; of a block the gradient's rows.
+    """Returns the gradients, or None, and variables that this rank updates. A block has the gradient's rows.
 
     Args:
         optimizer: of Keras.
         pairs: gradients and variables.
 
     Raises:
-        StepError: a step gives rows of a gradient, and the optimizer does not update these by themselves any more.
+        StepError: a step gives rows of a gradient, and the optimizer does not update rows by themselves any more.
     """
     found = []
     for gradient, variable in pairs:
@@ -61,14 +61,14 @@ def pairs_in_place(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tup
 
 
 def filled(variable: Any, rows: tuple[int, int]) -> tf.Variable:
-    """Returns the block of a variable, with its rows as they are now; in a function also while it is traced.
+    """Returns the block of a variable, with its present rows; in a function also while it is traced.
 
     Args:
         variable: of a distributed model.
-        rows: from which to which.
+        rows: the first row, and the row after the last.
     """
     with tf.init_scope():
-        # Optimizers make slots outside functions, some from what the weight is.
+        # Optimizers make slots outside functions, some from the weight's value.
         known = variables.storage_of(variable).block
         block = known if known is not None else _made(variable, rows)
         _fill(block, variable, rows)
@@ -93,7 +93,7 @@ def _made(variable: Any, rows: tuple[int, int]) -> tf.Variable:
 def _fill(block: tf.Variable, variable: Any, rows: tuple[int, int]) -> None:
     with update_on_host([variable]):
         value = variable.read_value()[rows[0] : rows[1]]
-        # It has none of the rows at this time, and `assign` would miss them.
+        # It has none of the rows at this time, and `assign` would fail for want of them.
         tf.raw_ops.AssignVariableOp(resource=block.handle, value=value, validate_shape=False)
 
 
@@ -101,12 +101,12 @@ def empty(updated: Iterable[Any]) -> None:
     """Leaves blocks without memory until they are filled again.
 
     Args:
-        updated: variables; of those that are no blocks nothing is changed.
+        updated: variables. Those that are no blocks are not changed.
     """
     for block in (variable for variable in updated if is_block(variable)):
         nothing = tf.zeros([0, *block.shape[1:]], block.dtype)
         if not tf.executing_eagerly():
-            # While a graph is made, shapes that are known are compared all the same.
+            # While a graph is made, known shapes are compared all the same.
             nothing = tf.raw_ops.PlaceholderWithDefault(input=nothing, shape=None)
         tf.raw_ops.AssignVariableOp(resource=block.handle, value=nothing, validate_shape=False)
 
@@ -120,11 +120,11 @@ def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:
     """Returns the gradient of some rows of a variable.
 
     Args:
-        gradient: of the whole: a tensor, sparse slices, or None; or that of the rows, marked as such.
-        rows: from which to which.
+        gradient: the gradient of the whole, as a tensor, sparse slices, or None; or that of the rows, marked as such.
+        rows: the first row, and the row after the last.
 
     Returns:
-        The same kind of thing, of so many rows; what is known of the gradient is known of it.
+        The same kind of gradient, of these rows. The marks of the gradient are kept.
     """
     if gradient is None or marked_rows(gradient) is not None:
         return gradient
@@ -142,11 +142,11 @@ def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:
 
 
 def put(variable: Any, rows: tuple[int, int], value: tf.Tensor) -> None:
-    """Writes some rows of a variable, in its memory.
+    """Writes some rows into a variable's memory.
 
     Args:
         variable: of a distributed model.
-        rows: from which to which.
-        value: theirs.
+        rows: the first row, and the row after the last.
+        value: the value of the rows.
     """
     tf.raw_ops.ResourceStridedSliceAssign(ref=variable.handle, begin=[rows[0]], end=[rows[1]], strides=[1], value=value)

@@ -1,4 +1,4 @@
-"""Each replica keeps a share of its stage's optimizer slots, updates those weights, and the others take the values.
+"""Shares a stage's optimizer slots among replicas. Each updates its weights, and the others take the new values.
 
     stage's weights    replica 0                                    replica 1
     kernel             average ─ slots, update ── new value ──────▶ takes it
@@ -6,14 +6,14 @@
     embedding          average ─ slots, update ── its rows ───────▶ takes them
                        takes them ◀───────────── its rows ───────── average ─ slots, update
 
-Shares are of equal bytes (`partition/place/slot_shares.py`). They hold whole weights, and rows of those that would make
+Shares have equal bytes (`partition/place/slot_shares.py`). They hold whole weights, and rows of those that would make
 shares unequal. Only the replica that updates a weight receives the average of its gradient
-(`replicas/reduce_scatter.py`). On the others it is None, as the gradient of another stage's weight is. Of a weight that
-is cut, each replica receives the average for its rows where the step itself applies it, as in `fit`. Where a script
-applies it, the average goes to all: a script may look at gradients, and a list of gradients cannot say that one of them
-is of some rows. An optimizer is handed the weights of this rank's share (`optimizer/patch.py`), or blocks with their
-rows (`row_blocks.py`), and makes slots for no others. One that cannot update rows by themselves updates the whole
-weight, on one replica. What it has written is then gathered (`gather.py`).
+(`replicas/reduce_scatter.py`). On the others the gradient is None, like that of another stage's weight. For a weight
+that is cut, each replica receives the average for its rows where the step itself applies it, as in `fit`. Where a
+script applies it, the average goes to all, since a script may look at gradients, and a list of gradients cannot say
+that one of them is of some rows. An optimizer is given the weights of this rank's share (`optimizer/patch.py`), or
+blocks with their rows (`row_blocks.py`), and makes slots for no others. An optimizer that cannot update rows by
+themselves updates the whole weight, on one replica. What it has written is then gathered (`gather.py`).
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, sections 5.1
 and 5.2 (slots are shared, and averages of gradients; sums over microbatches are not).
@@ -37,7 +37,7 @@ from smp_tf.partition.spread import EVERYWHERE, SplitOver
 from smp_tf.sharding import layouts
 from smp_tf.variables import store as variables
 
-#: Among how many replicas the slots of optimizers are shared, from when they were first built.
+#: The number of replicas that share each optimizer's slots, noted when they were first built.
 _shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -45,8 +45,8 @@ class _State:
     """What is counted while variables are shared out."""
 
     def __init__(self) -> None:
-        #: By stage, the bytes whose slots each replica was to keep so far. They are counted, since models end when
-        #: Python has the time for it.
+        #: For each stage, the bytes whose slots each replica was given so far. They are counted, since the time at
+        #: which Python ends models is not fixed.
         self.loads: dict[int | None, list[float]] = {}
 
 
@@ -54,25 +54,27 @@ _state = JobState(_State)
 
 
 def shares_of(optimizer: Any) -> int:
-    """Returns among how many replicas the slots of an optimizer are shared: as many as when first asked."""
+    """Returns the number of replicas that share an optimizer's slots. It is as when this was first asked."""
     return _shares_of.setdefault(optimizer, layouts.count())
 
 
 def share(placed: Iterable[tuple[Any, Layout]]) -> dict[int, Layout]:
-    """Decides which replica keeps the slots of variables that a step has gradients of: those of each stage by itself.
+    """Decides which replica keeps the slots of variables that a step has gradients of, for each stage by itself.
 
-    What was decided for as many replicas stays, also after `smp.shutdown`: optimizers have slots by it.
+    What was decided for the same number of replicas stays, even after `smp.shutdown`, since optimizers have slots by
+    it.
 
     Args:
         placed: variables of models with their layouts, those of all stages, the same in the same order on all ranks.
 
     Returns:
-        The layouts of those of which it is decided now, by `id` of the variable's handle.
+        The layouts that are decided now, by `id` of the variable's handle.
     """
     if not layouts.are_shared():
         return {}
     replicas = layouts.count()
-    # Several models may use one. One whose shape is open has no size by which to share it out: all replicas update it.
+    # Several models may use one. A variable of unknown shape has no size by which to share it out, so all replicas
+    # update it.
     known = {id(v.handle): (v, layout) for v, layout in placed if v.shape.is_fully_defined()}
     todo = {key: (v, layout) for key, (v, layout) in known.items() if layout.slots.places != replicas}
     found: dict[int, Layout] = {}
@@ -82,29 +84,29 @@ def share(placed: Iterable[tuple[Any, Layout]]) -> dict[int, Layout]:
         shares, loads[:] = share_out([_sized(v) for v, _ in of_stage.values()], loads)
         for (key, (_, layout)), one in zip(of_stage.items(), shares, strict=True):
             slots = one.spread(replicas)
-            # A step that applies gradients itself gives rows of one to each replica, and a script gets all of it.
+            # A step that applies gradients itself gives each replica rows of one. A script gets all of it.
             gradient = EVERYWHERE if slots.only is None else slots
             found[key] = dataclasses.replace(layout, gradient=gradient, slots=slots)
     return found
 
 
 def _sized(variable: Any) -> Sized:
-    # A constraint may go by columns, as that of a norm does.
+    # A constraint may depend on columns, as that of a norm does.
     may_be_cut = variable.shape.rank and variable.constraint is None
     return Sized(variables.nbytes_of(variable), variable.shape[0] if may_be_cut else 1)
 
 
 def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
-    """Says of which variables that are too large for a share an optimizer makes slots as a whole.
+    """Says which variables that are too large for a share have whole slots in an optimizer.
 
     Args:
         optimizer: of Keras.
         updated: variables, of which this rank stores some.
 
     Raises:
-        StepError: it looks at whole variables now, and has made slots of rows.
+        StepError: the optimizer looks at whole variables now, and has made slots of rows.
     """
-    # Those that stand for rows come from an apply that has looked at the whole ones.
+    # Variables that stand for rows come from an apply that has looked at the whole ones.
     whole = (variable for variable in updated if variables.whole_of(variable) is variable)
     may_be_cut = [v for v in whole if isinstance(layouts.layout_of(v).slots, SplitOver)]
     if not may_be_cut:
