@@ -69,7 +69,7 @@ def patched(way: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(program, "plan_early_sums", return_value=None))
         if way == "without":
             stack.enter_context(mock.patch.object(preparation, "sum_gradients_at", lambda sums, *_: (list(sums), [])))
-            own = importlib.import_module("smp_tf.replicas.sparse_gradients").own_weighted_sum
+            own = importlib.import_module("smp_tf.replicas.sparse_sums").own_weighted_sum
             split = importlib.import_module("smp_tf.steps.program")
             stack.enter_context(mock.patch.object(split, "weighted_sum", lambda parts, weights, _: own(parts, weights)))
         yield

@@ -1,7 +1,7 @@
-"""Makes what a step returns ready for TensorFlow, which knows lists, dictionaries and named tuples only.
+"""What a step returns: made ready for TensorFlow, put together again, and searched for named outputs.
 
-While it is inside TensorFlow, an instance of a dataclass, or of a class that attrs made, is a named tuple of its
-fields.
+TensorFlow knows only lists, dictionaries and named tuples. While it is inside TensorFlow, an instance of a dataclass,
+or of a class that attrs made, is a named tuple of its fields.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections import defaultdict, namedtuple
 from collections.abc import Callable, Mapping, MutableMapping, Sequence, Set
 from operator import itemgetter
 from typing import Any
+
+import tensorflow as tf
 
 from smp_tf.batch.sets import is_reference
 from smp_tf.batch.sliced_objects import holds_tensors
@@ -128,3 +130,33 @@ def _stand_in(kind: type, names: tuple[str, ...]) -> Any:
         known.by_class[kind, names] = made
         known.classes[made] = kind, names
     return known.by_class[kind, names]
+
+
+def local_outputs_of(results: Any, names: Sequence[str]) -> frozenset[int]:
+    """Returns the positions of the outputs that `local_outputs` names, by key or position in the structure."""
+    if not names:
+        return frozenset()
+    found: set[int] = set()
+    for name in names:
+        part = _part_of(results, name)
+        found.update(i for slot in tf.nest.flatten(part) if isinstance(slot, OutputSlot) for i in slot.outputs)
+    return frozenset(found)
+
+
+def composites_of(results: Any) -> list[tuple[int, ...]]:
+    """Returns the positions of the outputs that are parts of one composite tensor."""
+    slots = (slot for slot in tf.nest.flatten(results) if isinstance(slot, OutputSlot))
+    return [slot.outputs for slot in slots if slot.spec is not None]
+
+
+def _part_of(results: Any, name: str) -> Any:
+    if isinstance(results, Mapping) and name in results:
+        return results[name]
+    if isinstance(results, tuple) and hasattr(results, "_fields") and name in results._fields:
+        return getattr(results, name)
+    if isinstance(results, (list, tuple)) and str(name).isdigit() and int(name) < len(results):
+        return results[int(name)]
+    raise StepError(
+        f"local_outputs names {name!r}, which is not in what the step returns. Use a key of the returned mapping, a "
+        f"field of the returned named tuple, or a position in the returned sequence."
+    )

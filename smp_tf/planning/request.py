@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from smp_tf.batch.output_positions import composites_of
+from smp_tf.batch.results import composites_of
 from smp_tf.collectives.horovod import averaging_bytes
 from smp_tf.job import runtime
 from smp_tf.keras.optimizer_trials import slots_of

@@ -1,4 +1,10 @@
-"""Sums sparse slices over replicas, sent as slices or as a table, whichever is smaller.
+"""Sums sparse gradients (`tf.IndexedSlices`) over microbatches and replicas, sent as slices or as a table.
+
+    replica 0   microbatches  3 7 │ 1     ──▶ rows 3 7 1 ──┐
+    replica 1   microbatches  2   │ 7 7   ──▶ rows 2 7 7 ──┴──▶ rows 3 7 1 2 7 7 on both
+
+Every slice is multiplied by the weight of its microbatch, so that together they stand for the weighted sum, as a dense
+gradient does. A table of embeddings may be larger than all else, so nothing is made dense as long as that sends less:
 
     replica 0   rows 3 7 ──┐ gathered      rows 3 7 2 7 7   while all slices together are few
     replica 1   rows 2 7 7 ┴──────▶
@@ -22,7 +28,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.collectives import wire_types
-from smp_tf.collectives.interface import collectives
+from smp_tf.collectives.interface import collectives, order
 from smp_tf.config.keys import ONE_BIT
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.host import HOST, has_device
@@ -33,6 +39,35 @@ from smp_tf.replicas.two_byte_floats import COMPRESSED
 _COMPRESSED_SIZE = 2
 #: The number that says that a row was touched.
 _TOUCHED = tf.int32
+
+
+def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name: str) -> tf.IndexedSlices:
+    """Returns the sum of weight x gradient over the microbatches of all replicas.
+
+    Args:
+        parts: the gradient for each microbatch of this replica.
+        weights: the weight of each: numbers or scalar tensors.
+        name: unique name of the operation, equal on the ranks of this stage.
+
+    Returns:
+        The slices of all replicas, or the rows of their sum, as `sum_of_slices` returns them. They are the same on
+        each.
+    """
+    # The operations of one step come after those of the step before, since they have the same names.
+    handles = [] if tf.executing_eagerly() else [order().handle]
+    return sum_of_slices(own_weighted_sum(parts, weights), name, handles)
+
+
+def own_weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any]) -> tf.IndexedSlices:
+    """Returns the sum of weight x gradient over the microbatches of this replica.
+
+    Args:
+        parts: the gradient for each microbatch.
+        weights: the weight of each: numbers or scalar tensors.
+    """
+    values = [part.values * tf.cast(weight, part.values.dtype) for part, weight in zip(parts, weights, strict=True)]
+    indices = [part.indices for part in parts]
+    return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), parts[0].dense_shape)
 
 
 def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = ()) -> tf.IndexedSlices:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from smp_tf.batch.cut_batch import CutBatch
-from smp_tf.batch.output_positions import local_outputs_of
+from smp_tf.batch.results import local_outputs_of
 from smp_tf.job import runtime
 from smp_tf.job.program_numbers import know_averaging
 from smp_tf.partition.mesh import CommGroup

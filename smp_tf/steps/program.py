@@ -27,7 +27,7 @@ from smp_tf.pipeline.run.stage_program import StageProgram
 from smp_tf.planning import first_steps
 from smp_tf.recording import record as recording
 from smp_tf.replicas.gradient_marks import Computed
-from smp_tf.replicas.sparse_gradients import own_weighted_sum, weighted_sum
+from smp_tf.replicas.sparse_sums import own_weighted_sum, weighted_sum
 from smp_tf.replicas.sums import reduction_name, sum_over_replicas
 from smp_tf.steps.input_check import add_input_check
 from smp_tf.steps.outputs import DescribedOutputs, FlatOutputs, packed

@@ -11,7 +11,7 @@ import tensorflow as tf
 from smp_tf.errors import StepError
 from smp_tf.replicas import sums as data_parallel
 from smp_tf.replicas.reduce_scatter import Rows, Whole
-from smp_tf.replicas.sparse_gradients import weighted_sum
+from smp_tf.replicas.sparse_sums import weighted_sum
 from smp_tf.replicas.sums import sum_over_replicas
 
 

@@ -16,7 +16,7 @@ from smp_tf.batch.output_description import GradientSum, OutputDescription
 from smp_tf.config.config import Config
 from smp_tf.errors import StepError
 from smp_tf.gradients.average import average_gradients
-from smp_tf.replicas import gradient_marks, sparse_gradients
+from smp_tf.replicas import gradient_marks, sparse_sums
 from smp_tf.replicas import unaveraged as unaveraged_gradients
 
 
@@ -114,6 +114,6 @@ def test_without_the_key_nothing_is_kept(init: Callable[..., None]) -> None:
 
 def test_sparse_gradients_of_a_replica_alone() -> None:
     parts = [tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([3, 1]), tf.constant([4, 1]))] * 2
-    total = sparse_gradients.own_weighted_sum(parts, [2, 1])
+    total = sparse_sums.own_weighted_sum(parts, [2, 1])
     assert total.values.numpy().ravel().tolist() == [2.0, 4.0, 1.0, 2.0]
     assert total.indices.numpy().tolist() == [3, 1, 3, 1]
