@@ -223,7 +223,7 @@ def _refuse_what_is_split(name: str, given: Any) -> None:
     """Raises where a collective over all processes is given what only some of them have."""
     from smp_tf.batch.output import StepOutput
     from smp_tf.replicas import gradient_marks
-    from smp_tf.variables import store as variables
+    from smp_tf.variables import store
 
     for value in given if isinstance(given, list) else [given]:
         is_gradient = gradient_marks.is_averaged(value) or gradient_marks.is_unaveraged(value)
@@ -235,7 +235,7 @@ def _refuse_what_is_split(name: str, given: Any) -> None:
                 f"smp.average_gradients(gradients) does so for gradients of any kind. Leave the call out, or name a "
                 f"process set."
             )
-        if _is_variable(value) and variables.store_of(value) is not None:
+        if _is_variable(value) and store.store_of(value) is not None:
             raise StepError(
                 f"hvd.{name} works over all processes, and was given variable {value.name!r} of a model that is split "
                 f"over them, where each process has other variables. Replicas begin with equal values, and "
@@ -338,9 +338,9 @@ def _refuse_what_may_be_averaged(name: str, values: Sequence[Any]) -> None:
 
 
 def _is_elsewhere(value: Any) -> bool:
-    from smp_tf.variables import store as variables
+    from smp_tf.variables import store
 
-    return value is None or (_is_variable(value) and variables.is_remote(value))
+    return value is None or (_is_variable(value) and store.is_remote(value))
 
 
 def _world_rank(name: str, root: int) -> int:

@@ -32,8 +32,7 @@ from smp_tf.job import exchange, runtime
 from smp_tf.keras import adapter
 from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.sharding import layouts
-from smp_tf.variables import assigned_values, precedence, step_seeds
-from smp_tf.variables import store as variables
+from smp_tf.variables import assigned_values, precedence, step_seeds, store
 from smp_tf.variables.decision import Decision
 
 _MOST_KEYS = 10
@@ -60,7 +59,7 @@ class Restore:
         #: Whether the survey was made for the step that is being prepared.
         self._is_of_step = False
         self._moment = precedence.now()
-        self.due = variables.make_script_variable(initial_value=True, trainable=False, name="smp_due")
+        self.due = store.make_script_variable(initial_value=True, trainable=False, name="smp_due")
 
     @property
     def name(self) -> str:

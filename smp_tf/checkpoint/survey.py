@@ -29,8 +29,8 @@ from smp_tf.keras import adapter, optimizer_reports
 from smp_tf.partition.layout import NO_STAGE, Layout
 from smp_tf.partition.spread import EVERYWHERE, Spread
 from smp_tf.sharding import layouts, shares
-from smp_tf.variables import store as variables
 from smp_tf.variables.models import SplitModel, is_distributed
+from smp_tf.variables.store import store_of
 
 _SLOT = "/.OPTIMIZER_SLOT/"
 _STATE = "/.ATTRIBUTES/"
@@ -225,7 +225,7 @@ class _Report:
         self._add_slots(reached.optimizers)
 
     def _add_variable(self, path: str, variable: Any, optimizer: str, model: SplitModel | None) -> None:
-        store = variables.store_of(variable)
+        store = store_of(variable)
         state = store.state(variable) if store is not None else None
         if state is not None:
             layout = state.storage.layout

@@ -24,7 +24,7 @@ from smp_tf.errors import StepError
 from smp_tf.files import durable_files
 from smp_tf.files.noted_files import NotedFiles
 from smp_tf.keras import adapter
-from smp_tf.variables import store as variables
+from smp_tf.variables import store
 from smp_tf.variables.model_context import save_structure
 from smp_tf.variables.models import SplitModel
 from smp_tf.variables.state import set_initial_value
@@ -107,7 +107,7 @@ def read(root: Any, prefix: str) -> LoadStatus:
                 f"{tuple(shapes[key])}."
             )
     for variable, key in found:
-        if not variables.is_remote(variable):
+        if not store.is_remote(variable):
             _give(variable, reader, key, noted)
     names = {id(variable.handle): variable.name for variable in own}
     missing = [name for handle, name in names.items() if handle not in keys]
@@ -157,8 +157,8 @@ def replace_values(prefix: str, root: Any, weights: Sequence[Any], place: str = 
     missing = [variable.name for variable in weights if id(variable.handle) not in keys]
     if missing:
         raise StepError(f"TensorFlow's object graph of the model lacks {', '.join(missing)}; it cannot be saved so.")
-    own = [v for v in weights if not variables.is_remote(v)]
-    remote = [v for v in weights if variables.is_remote(v)]
+    own = [v for v in weights if not store.is_remote(v)]
+    remote = [v for v in weights if store.is_remote(v)]
     here: list[_Tensor] = [
         (_GRAPH_KEY, lambda: tf.constant(graph)),
         *((key, functools.partial(written.get_tensor, key)) for key in others),

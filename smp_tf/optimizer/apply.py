@@ -39,14 +39,13 @@ from smp_tf.partition.spread import EVERYWHERE, is_first_at
 from smp_tf.replicas.gradient_marks import computed
 from smp_tf.replicas.unaveraged import require_fit
 from smp_tf.sharding import gather, layouts, moved_slots, row_blocks, shares
-from smp_tf.variables import assigned_values
-from smp_tf.variables import store as variables
+from smp_tf.variables import assigned_values, store
 from smp_tf.variables.host_offload import are_updates_offloaded, uncompiled, update_on_host
 
 
 def stored_here(variable: Any) -> bool:
     """Returns whether this rank has a variable, of a model or of the script."""
-    return not variables.is_remote(variable)
+    return not store.is_remote(variable)
 
 
 def updated_here(variable: Any, optimizer: Any) -> bool:
@@ -57,7 +56,7 @@ def updated_here(variable: Any, optimizer: Any) -> bool:
 
 def are_of_models(wanted: Iterable[Any]) -> bool:
     """Returns whether a distributed model has one of the variables."""
-    return any(variables.store_of(variable) is not None for variable in wanted)
+    return any(store.store_of(variable) is not None for variable in wanted)
 
 
 def is_divided(running: runtime.Runtime) -> bool:
@@ -315,7 +314,7 @@ def _stand_in() -> tf.Variable:
     leaves this out.
     """
     empty = np.zeros([0], np.float32)
-    return variables.make_script_variable(initial_value=empty, trainable=False, name="smp_nothing")
+    return store.make_script_variable(initial_value=empty, trainable=False, name="smp_nothing")
 
 
 def _is_stand_in(variable: Any) -> bool:
@@ -363,7 +362,7 @@ def _is_counted(variable: Any, optimizer: Any) -> bool:
     if row_blocks.is_block(variable):
         return True
     place = layouts.here()
-    if variables.store_of(variable) is None and place["P"] != 0:
+    if store.store_of(variable) is None and place["P"] != 0:
         return False
     if not layouts.are_shared():
         # Each replica has a norm of its own then, and counts all of it.

@@ -30,8 +30,8 @@ from smp_tf.optimizer.apply import (
 )
 from smp_tf.sharding import gather, layouts, row_blocks, shares
 from smp_tf.variables import assigned_values
-from smp_tf.variables import store as variables
 from smp_tf.variables.host_offload import are_slots_on_host, are_updates_offloaded, update_on_host
+from smp_tf.variables.store import keep_for_good, store_of
 
 
 class OptimizerPatch(Patch):
@@ -81,7 +81,7 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
         _refuse_what_is_undecided(wanted)
         if not in_force.is_inside:
             # The script builds it, on every rank: the slots are made where the variables are now.
-            variables.keep_for_good(wanted)
+            keep_for_good(wanted)
         _require_the_same_shares(optimizer, wanted)
         shares.require_rows_as_before(optimizer, wanted)
         # A class's `build` calls that of its base first, when not all slots are there.
@@ -179,7 +179,7 @@ def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
     if running is None or not is_divided(running):
         return
     for variable in wanted:
-        store = variables.store_of(variable)
+        store = store_of(variable)
         state = store.state(variable) if store is not None else None
         if state is not None and state.owner is None:
             raise StepError(

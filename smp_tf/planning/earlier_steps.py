@@ -13,8 +13,8 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.trace.lower import Lowered
 from smp_tf.pipeline.planner import proposal
-from smp_tf.variables import store as variables
 from smp_tf.variables.state import VariableState
+from smp_tf.variables.store import store_of
 
 #: The stage of every chunk in the first plan of this job; empty before it.
 _first_placement: JobState[tuple[int, ...] | None] = JobState(lambda: None)
@@ -96,7 +96,7 @@ def _placed(lowered: Lowered, used: Collection[int]) -> list[tuple[int, Variable
 def _states(lowered: Lowered) -> Iterator[tuple[int, VariableState]]:
     """Yields what is known of the variables of models, with their index in the graph."""
     for index, variable in enumerate(lowered.variables):
-        store = variables.store_of(variable)
+        store = store_of(variable)
         state = store.state(variable) if store is not None else None
         if state is not None:
             yield index, state

@@ -22,7 +22,7 @@ from smp_tf.job import runtime
 from smp_tf.pipeline.run.reduction import MOST_BYTES
 from smp_tf.replicas import one_bit_sums, sums
 from smp_tf.replicas.one_bit_sums import BLOCK, BlockFormat, Errors
-from smp_tf.variables import store as variables
+from smp_tf.variables import store
 
 #: Bytes of an element, as it is sent and as an error.
 _FLOAT = 4
@@ -118,7 +118,7 @@ def _grouped(weights: Sequence[tf.Variable]) -> list[Group]:
 def _made(number: int, members: Sequence[int], weights: Sequence[tf.Variable], replicas: int) -> Group:
     form = BlockFormat(tuple(weights[position].shape.num_elements() for position in members), replicas)
     worker, server = (
-        variables.make_script_variable(
+        store.make_script_variable(
             initial_value=functools.partial(tf.zeros, [blocks, BLOCK]), trainable=False, name=f"smp_{kind}_error"
         )
         for kind, blocks in (("worker", form.blocks), ("server", form.blocks_of_part))

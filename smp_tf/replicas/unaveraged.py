@@ -19,7 +19,7 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.keras import adapter
 from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged
-from smp_tf.variables import store as variables
+from smp_tf.variables import store
 
 
 def are_left() -> bool:
@@ -87,4 +87,4 @@ def require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool
 
 def _is_of_a_step(gradient: Any, variable: Any) -> bool:
     """Returns whether a gradient was made from one that a step has returned. That of a model's weight always was."""
-    return variables.store_of(variable) is not None or comes_from_a_step(gradient)
+    return store.store_of(variable) is not None or comes_from_a_step(gradient)

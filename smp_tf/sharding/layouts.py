@@ -14,7 +14,7 @@ from smp_tf.keras import optimizer_reports, optimizer_trials
 from smp_tf.partition.layout import Layout
 from smp_tf.partition.spread import EVERYWHERE, Partial, Place, Spread
 from smp_tf.replicas import unaveraged
-from smp_tf.variables import store as variables
+from smp_tf.variables.store import store_of, whole_of
 
 
 def are_shared() -> bool:
@@ -46,7 +46,7 @@ def layout_of(variable: Any) -> Layout:
     Args:
         variable: any variable. One of the script's own is on all ranks.
     """
-    store = variables.store_of(variable)
+    store = store_of(variable)
     state = store.state(variable) if store is not None else None
     layout = Layout() if state is None else state.storage.layout
     if unaveraged.are_left():
@@ -79,4 +79,4 @@ def _updates_rows(optimizer: Any, variable: Any) -> bool:
     """Returns whether an optimizer updates rows of a variable that may be cut: it can, and has no whole slots."""
     if not optimizer_trials.updates_rows(optimizer):
         return False
-    return not optimizer_reports.has_whole_slots(optimizer, variables.whole_of(variable))
+    return not optimizer_reports.has_whole_slots(optimizer, whole_of(variable))

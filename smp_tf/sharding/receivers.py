@@ -26,14 +26,14 @@ from smp_tf.pipeline.run.reduction import Gradients
 from smp_tf.replicas.reduce_scatter import Receiver, Rows, Whole
 from smp_tf.replicas.sums import IN_PARTS
 from smp_tf.sharding import layouts
-from smp_tf.variables import store as variables
+from smp_tf.variables import store
 
 
 def owners_of_shape(tensor: tf.Tensor) -> set[int]:
     """Returns the replicas of this rank's stage that alone update a weight with a tensor's shape and type."""
     if not layouts.are_shared() or not tensor.shape.is_fully_defined():
         return set()
-    alike = [v for v in variables.of_models() if v.dtype == tensor.dtype and v.shape == tensor.shape]
+    alike = [v for v in store.of_models() if v.dtype == tensor.dtype and v.shape == tensor.shape]
     place = layouts.here()
     known = [layout for v in alike if (layout := layouts.layout_of(v)).is_here(place)]
     return {layout.slots.only for layout in known if layout.slots.only is not None}
@@ -142,7 +142,7 @@ def note_receivers(
     for variable in variable_of.values():
         is_known_alone = id(variable.handle) in alone - given
         if layouts.layout_of(variable).slots.only is not None and (makes_others or not is_known_alone):
-            storage = variables.storage_of(variable)
+            storage = store.storage_of(variable)
             storage.put(dataclasses.replace(storage.layout, gradient=EVERYWHERE))
 
 
@@ -183,5 +183,5 @@ def known_gradients(found: Mapping[int, Receiver], applied: Iterable[Applied]) -
     replica = runtime.current().topology.replica
     return Gradients(
         frozenset(p for p, receiver in found.items() if isinstance(receiver, Whole) and receiver.replica != replica),
-        {one.position: variables.nbytes_of(one.variable) for one in applied if one.variable.shape.is_fully_defined()},
+        {one.position: store.nbytes_of(one.variable) for one in applied if one.variable.shape.is_fully_defined()},
     )

@@ -22,7 +22,7 @@ from smp_tf.errors import StepError
 from smp_tf.keras import adapter
 from smp_tf.replicas.gradient_marks import computed, is_averaged, mark_averaged, mark_computed, marked_rows
 from smp_tf.sharding.layouts import here, slots_of
-from smp_tf.variables import store as variables
+from smp_tf.variables import store
 from smp_tf.variables.host_offload import update_on_host
 
 
@@ -69,7 +69,7 @@ def filled(variable: Any, rows: tuple[int, int]) -> tf.Variable:
     """
     with tf.init_scope():
         # Optimizers make slots outside functions, some from the weight's value.
-        known = variables.storage_of(variable).block
+        known = store.storage_of(variable).block
         block = known if known is not None else _made(variable, rows)
         _fill(block, variable, rows)
     if not tf.executing_eagerly():
@@ -79,14 +79,14 @@ def filled(variable: Any, rows: tuple[int, int]) -> tf.Variable:
 
 def _made(variable: Any, rows: tuple[int, int]) -> tf.Variable:
     with update_on_host([variable]), tf_internals.kept_trace():
-        block = variables.make_script_variable(
+        block = store.make_script_variable(
             initial_value=tf.zeros([rows[1] - rows[0], *variable.shape[1:]], variable.dtype),
             trainable=variable.trainable,
             name=variable.name.partition(":")[0],
         )
     adapter.slots().let_take(block, variable)
     block.smp_whole = variable
-    variables.storage_of(variable).block = block
+    store.storage_of(variable).block = block
     return block
 
 
@@ -113,7 +113,7 @@ def empty(updated: Iterable[Any]) -> None:
 
 def is_block(variable: Any) -> bool:
     """Returns whether a variable stands for rows of another one."""
-    return variables.whole_of(variable) is not variable
+    return store.whole_of(variable) is not variable
 
 
 def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:

@@ -35,7 +35,7 @@ from smp_tf.partition.layout import Layout
 from smp_tf.partition.place.slot_shares import Sized, share_out
 from smp_tf.partition.spread import EVERYWHERE, SplitOver
 from smp_tf.sharding import layouts
-from smp_tf.variables import store as variables
+from smp_tf.variables import store
 
 #: The number of replicas that share each optimizer's slots, noted when they were first built.
 _shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -93,7 +93,7 @@ def share(placed: Iterable[tuple[Any, Layout]]) -> dict[int, Layout]:
 def _sized(variable: Any) -> Sized:
     # A constraint may depend on columns, as that of a norm does.
     may_be_cut = variable.shape.rank and variable.constraint is None
-    return Sized(variables.nbytes_of(variable), variable.shape[0] if may_be_cut else 1)
+    return Sized(store.nbytes_of(variable), variable.shape[0] if may_be_cut else 1)
 
 
 def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
@@ -107,7 +107,7 @@ def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
         StepError: the optimizer looks at whole variables now, and has made slots of rows.
     """
     # Variables that stand for rows come from an apply that has looked at the whole ones.
-    whole = (variable for variable in updated if variables.whole_of(variable) is variable)
+    whole = (variable for variable in updated if store.whole_of(variable) is variable)
     may_be_cut = [v for v in whole if isinstance(layouts.layout_of(v).slots, SplitOver)]
     if not may_be_cut:
         return
@@ -135,7 +135,7 @@ def of_shares() -> set[int]:
     """Returns the slots that no other replica of this rank's stage has, by `id` of their handles."""
     if not layouts.are_shared():
         return set()
-    known = ((variable, layouts.layout_of(variable)) for variable in variables.of_models())
+    known = ((variable, layouts.layout_of(variable)) for variable in store.of_models())
     place = layouts.here()
     shared = [variable for variable, layout in known if layout.is_here(place) and layout.slots != EVERYWHERE]
     return {

@@ -29,9 +29,9 @@ from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.sharding import layouts, moved_slots, shares
 from smp_tf.sharding.receivers import Applied, agreed_receivers, note_receivers, receivers_in
 from smp_tf.variables import assigned_values, fetch
-from smp_tf.variables import store as variables
 from smp_tf.variables.decision import Decision
 from smp_tf.variables.models import SplitModel
+from smp_tf.variables.store import Stored, VariableStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ def decide_owners(
         StepError: an optimizer's slots cannot follow a variable to another rank.
     """
     by_handle = {id(v.handle): owners[index] for index, v in enumerate(lowered.variables)}
-    to_place: list[tuple[variables.VariableStore, dict[int, int]]] = []
+    to_place: list[tuple[VariableStore, dict[int, int]]] = []
     for model in models:
         store = model._smp_store
         by_position = {}
@@ -139,14 +139,14 @@ def decide_owners(
     return list(decided.values())
 
 
-def _earlier(stores: Iterable[variables.VariableStore]) -> list[tuple[Any, variables.Stored]]:
+def _earlier(stores: Iterable[VariableStore]) -> list[tuple[Any, Stored]]:
     """Returns the variables of which earlier steps have decided where they are, with what is known of each."""
     states = [(v, state) for store in stores for v in store if (state := store.state(v)) is not None]
     return [(v, state.storage) for v, state in states if state.is_decided]
 
 
 def _with_slots(
-    earlier: Sequence[tuple[Any, variables.Stored]], new: Mapping[int, Decision], trains: Collection[int]
+    earlier: Sequence[tuple[Any, Stored]], new: Mapping[int, Decision], trains: Collection[int]
 ) -> dict[int, Decision]:
     """Decides which replicas keep the slots of trained variables, and returns the decisions with that in them.
 

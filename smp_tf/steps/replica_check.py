@@ -30,7 +30,7 @@ from smp_tf.job_state import JobState
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.sharding import layouts
 from smp_tf.tf_internals import cond_independently
-from smp_tf.variables import store as variables
+from smp_tf.variables import store
 
 #: The step before which weights that differ are an error. Not the first: a broadcast of what one replica has loaded,
 #: as that of `smp.callbacks`, comes after it.
@@ -59,7 +59,7 @@ _steps = JobState(_Steps)
 
 
 def _variable(value: Any, name: str) -> tf.Variable:
-    return variables.make_script_variable(initial_value=value, trainable=False, name=name)
+    return store.make_script_variable(initial_value=value, trainable=False, name=name)
 
 
 def _steps_before(known: str) -> tf.Tensor:

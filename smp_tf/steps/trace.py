@@ -21,9 +21,9 @@ from smp_tf.partition.rewrite.passes import RANDOM, Rewritten, rewrite
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
 from smp_tf.variables import guarded
-from smp_tf.variables import store as variables
 from smp_tf.variables.model_context import set_step_being_traced
 from smp_tf.variables.models import SplitModel, is_distributed, model_with
+from smp_tf.variables.store import make_script_variable, store_of
 
 
 class _OpenTrace:
@@ -68,7 +68,7 @@ class _OpenTrace:
         """Makes a variable: without storage inside a model's call, at once elsewhere."""
         if self._open:
             return self._open[-1]._smp_store.creator(next_creator, **kwargs)
-        return variables.make_script_variable(**kwargs)
+        return make_script_variable(**kwargs)
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def trace_step(
 
 
 def _describe(variable: tf.Variable) -> tuple[str, bool]:
-    store = variables.store_of(variable)
+    store = store_of(variable)
     if store is None:
         return variable.name.partition(":")[0], False
     state = store.state(variable)

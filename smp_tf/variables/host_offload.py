@@ -23,7 +23,7 @@ import tensorflow as tf
 from smp_tf.announce import announce
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.host import HOST, on_device
-from smp_tf.variables import store as variables
+from smp_tf.variables import store
 
 #: Whether the slots of each optimizer are on the host, noted when they were first built.
 _slots_on_host: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -60,7 +60,7 @@ def update_on_host(updated: Iterable[Any]) -> Iterator[None]:
     Args:
         updated: the variables that are updated, or get slots.
     """
-    if not are_updates_offloaded() or all(variables.store_of(variable) is None for variable in updated):
+    if not are_updates_offloaded() or all(store.store_of(variable) is None for variable in updated):
         yield
         return
     if tf.executing_eagerly():

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from smp_tf.job import runtime
 from smp_tf.job_state import JobState
-from smp_tf.variables import store as variables
+from smp_tf.variables import store
 
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
 _MICROBATCHES = 1 << 20
@@ -29,7 +29,7 @@ _MICROBATCHES = 1 << 20
 class _State:
     def __init__(self) -> None:
         seed = np.int64(runtime.current().seed)
-        self.seed = variables.make_script_variable(initial_value=seed, trainable=False, name="smp_seed")
+        self.seed = store.make_script_variable(initial_value=seed, trainable=False, name="smp_seed")
         # Whether a step or a restore has decided the seed.
         self.is_decided = False
         self.names: Counter[str] = Counter()
@@ -78,7 +78,7 @@ def next_seeds(known: str, replica: int) -> StepSeeds:
     state = _current()
     if known not in state.counters:
         done = np.int64(state.restored.pop(known, 0))
-        state.counters[known] = variables.make_script_variable(
+        state.counters[known] = store.make_script_variable(
             initial_value=done, trainable=False, name=f"{known}_steps".replace("/", "_")
         )
     done_before = state.counters[known].assign_add(1, read_value=True) - 1

@@ -18,8 +18,7 @@ from smp_tf.job import runtime
 from smp_tf.keras import adapter
 from smp_tf.keras.patch import Patch
 from smp_tf.partition.mesh import CommGroup
-from smp_tf.variables import fetch, foreign_values
-from smp_tf.variables import store as variables
+from smp_tf.variables import fetch, foreign_values, store
 
 
 class ReadPatch(Patch):
@@ -64,7 +63,7 @@ def _is_collective(wanted: Sequence[Any]) -> bool:
 
 
 def _stage_of(value: Any) -> int | None:
-    return variables.stage_of(value) if hasattr(value, "handle") else None
+    return store.stage_of(value) if hasattr(value, "handle") else None
 
 
 def values(wanted: Sequence[Any]) -> list[Any]:
