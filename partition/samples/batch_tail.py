@@ -9,14 +9,17 @@ compute the same, the end of the step, its *tail*, is computed once for all samp
 
 The tail begins as near to the results as tensors hold rows (`sample_rows.py`). So a loss over logits needs only the
 losses of samples. A contrastive loss compares samples and needs the outputs of layers.
+
+What a step computes of gradients, such as a norm to clip by, can be computed of the whole batch's gradients. These are
+the averages over its microbatches. Where they are given, weights are read too, on the ranks that store them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, UNSENDABLE_DTYPES, VARIABLE, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import RANDOM_OPS
 from smp_tf.partition.samples.sample_rows import SampleRows
 
@@ -50,6 +53,8 @@ class Tail:
         arguments: numbers of the step's tensor arguments that it reads.
         results: what it gives, by name: tensors of the whole graph, and numbers of nodes that write.
         left_out: why other results cannot be computed, by name.
+        touched: the variables of the script that are read or written for each result, by name.
+        gradients: the given gradients that it reads.
     """
 
     nodes: tuple[int, ...]
@@ -57,20 +62,28 @@ class Tail:
     arguments: tuple[int, ...]
     results: Mapping[str, tuple[Tensor | int, ...]]
     left_out: Mapping[str, str]
+    touched: Mapping[str, frozenset[int]]
+    gradients: tuple[Tensor, ...] = ()
 
 
-def find_tail(whole: OpGraph, rows: SampleRows, wanted: Mapping[str, Sequence[Tensor | int]]) -> Tail:
+def find_tail(
+    whole: OpGraph,
+    rows: SampleRows,
+    wanted: Mapping[str, Sequence[Tensor | int]],
+    gradients: Collection[Tensor] = (),
+) -> Tail:
     """Finds the tail of a step that gives some of its results.
 
     Args:
         whole: the step, traced for all samples of a batch.
         rows: what the tensors of `whole` are made of.
         wanted: what is to be computed together, by name: tensors of `whole`, and numbers of its nodes that write.
+        gradients: tensors of `whole` that stand for gradients which will be there for the whole batch.
 
     Returns:
         The tail of the results that can be computed, and why the others cannot.
     """
-    found = {name: _Walk(whole, rows).back_from(targets) for name, targets in wanted.items()}
+    found = {name: _Walk(whole, rows, frozenset(gradients)).back_from(targets) for name, targets in wanted.items()}
     left_out = {name: walk.obstacle for name, walk in found.items() if walk.obstacle is not None}
     walks = [walk for walk in found.values() if walk.obstacle is None]
     nodes = set().union(*(walk.nodes for walk in walks))
@@ -82,15 +95,26 @@ def find_tail(whole: OpGraph, rows: SampleRows, wanted: Mapping[str, Sequence[Te
         tuple(sorted(number for number in arguments if number is not None)),
         {name: tuple(targets) for name, targets in wanted.items() if name not in left_out},
         left_out,
+        {name: _touched(whole, walk.nodes) for name, walk in found.items() if walk.obstacle is None},
+        tuple(sorted(set().union(*(walk.used for walk in walks)))),
+    )
+
+
+def _touched(graph: OpGraph, numbers: Iterable[int]) -> frozenset[int]:
+    nodes = [graph.nodes[number] for number in numbers]
+    return frozenset(
+        index for node in nodes for index in node.reads + node.writes if not graph.variables[index].in_model
     )
 
 
 class _Walk:
     """The way back from one result to where its tail begins."""
 
-    def __init__(self, whole: OpGraph, rows: SampleRows) -> None:
+    def __init__(self, whole: OpGraph, rows: SampleRows, gradients: frozenset[Tensor]) -> None:
         self._whole = whole
         self._rows = rows
+        self._gradients = gradients
+        self.used: set[Tensor] = set()
         self.nodes: set[int] = set()
         self.cuts: dict[Tensor, Cut] = {}
         self.obstacle: str | None = None
@@ -111,15 +135,20 @@ class _Walk:
     def _before(self, tensor: Tensor) -> Iterable[Tensor]:
         """Returns what a tensor is computed from; nothing where it is a cut or an obstacle."""
         node, content = self._whole.nodes[tensor.node], self._rows.of(tensor)
-        if content.gradients:
+        if tensor in self._gradients:
+            self.used.add(tensor)
+            return ()
+        if content.gradients and (node.backward or not self._gradients):
             self.obstacle = DEPENDS_ON_GRADIENTS
             return ()
-        if node.op not in SOURCES and self._is_cut(tensor):
+        of_weights_alone = content.weights and not content.samples and not content.random
+        is_of_a_rank = bool(self._gradients) and (content.gradients or of_weights_alone)
+        if node.op not in SOURCES and not is_of_a_rank and self._is_cut(tensor):
             return ()
         if node.op in RANDOM_OPS:
             self.obstacle = f"it depends on random numbers that every microbatch draws anew (op {node.name!r})"
             return ()
-        if node.op == VARIABLE and content.weights:
+        if node.op == VARIABLE and content.weights and not (self._gradients and self._is_read_only(node)):
             self.obstacle = "it reads a weight of the model in another way for a batch than for a microbatch"
             return ()
         return self._through(tensor.node)
@@ -141,6 +170,9 @@ class _Walk:
 
     def _writes_for_script(self, number: int) -> bool:
         return any(not self._whole.variables[index].in_model for index in self._whole.nodes[number].writes)
+
+    def _is_read_only(self, node: Node) -> bool:
+        return node.source is not None and self._whole.variables[node.source].read_only
 
     def _is_cut(self, tensor: Tensor) -> bool:
         """Returns whether the tail can begin at a tensor. If so, the tensor is noted."""

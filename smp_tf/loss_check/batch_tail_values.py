@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.graph.op_graph import VARIABLE, OpGraph
 from smp_tf.partition.samples.batch_tail import Tail
 from smp_tf.steps.trace import StepTrace
-
-_CUT = "smp_cut"
+from smp_tf.whole_batch.tail_graph import TailGraph
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class TailValues:
     """
 
     def __init__(self, whole: StepTrace, tail: Tail) -> None:
-        self._whole = whole
-        self._tail = tail
+        self._graph = TailGraph(whole, tail)
         graph = whole.lowered.graph
         self._read = {
             index: whole.lowered.variables[index].numpy() for index in sorted(_script_variables(graph, tail.nodes))
@@ -55,86 +53,23 @@ class TailValues:
             cuts: the values of the tail's cuts.
             arguments: the step's tensor arguments for the whole batch that the tail reads, by number.
         """
-        whole, tail = self._whole, self._tail
-        graph = whole.lowered.graph
         copies = {index: tf.Variable(value) for index, value in self._read.items()}
-        given: dict[str, Any] = {f"{_CUT}_{number}:0": tf.constant(value) for number, value in enumerate(cuts)}
-        outside = {inside.op.name: capture for capture, inside in whole.trace.graph.captures}
-        for number in tail.nodes:
-            node = graph.nodes[number]
-            if node.op == ARGUMENT:
-                given[f"{node.name}:0"] = arguments[_source(node.source)]
-            elif node.op == CAPTURE:
-                given[f"{node.name}:0"] = outside[node.name]
-            elif node.op == VARIABLE:
-                copy = copies.get(_source(node.source))
-                given[f"{node.name}:0"] = outside[node.name] if copy is None else copy.handle
-        definition = self._definition()
-        tensors = {
-            name: [self._name(t) for t in given if isinstance(t, Tensor)] for name, given in tail.results.items()
-        }
-        writers = [graph.nodes[number].name for number in tail.nodes if graph.nodes[number].writes]
-        fetched = [*(name for names in tensors.values() for name in names), *writers]
+        given = [tf.constant(value) for value in cuts]
 
         @tf.function(autograph=False)
-        def computed() -> list[tf.Tensor]:
-            inside = {name: tf.identity(value) for name, value in given.items()}
-            found = tf.import_graph_def(definition, input_map=inside, return_elements=fetched, name="")
-            with tf.control_dependencies(found[len(found) - len(writers) :]):
-                return [tf.identity(value) for value in found[: len(found) - len(writers)]]
+        def computed() -> dict[str, list[tf.Tensor]]:
+            return self._graph.write(given, arguments, copies)
 
         with tf.device("CPU:0"):
-            values = iter(computed())
+            values = computed()
         return BatchValues(
-            {name: [next(values).numpy() for _ in names] for name, names in tensors.items()},
+            {name: [value.numpy() for value in found] for name, found in values.items()},
             {index: copies[index].numpy() for index in self.before},
         )
-
-    def _name(self, tensor: Tensor) -> str:
-        for number, cut in enumerate(self._tail.cuts):
-            if cut.whole == tensor:
-                return f"{_CUT}_{number}:0"
-        return f"{self._whole.lowered.graph.nodes[tensor.node].name}:{tensor.index}"
-
-    def _definition(self) -> Any:
-        """Returns the nodes of the tail, with placeholders where it begins."""
-        graph = self._whole.lowered.graph
-        definition = self._whole.trace.graph.as_graph_def()
-        kept = {graph.nodes[number].name for number in self._tail.nodes}
-        cuts = {
-            (graph.nodes[cut.whole.node].name, cut.whole.index): f"{_CUT}_{number}"
-            for number, cut in enumerate(self._tail.cuts)
-        }
-        part = type(definition)(library=definition.library, versions=definition.versions)
-        for number, cut in enumerate(self._tail.cuts):
-            placeholder = part.node.add(name=f"{_CUT}_{number}", op="Placeholder")
-            placeholder.attr["dtype"].type = tf.as_dtype(graph.type_of(cut.whole).dtype).as_datatype_enum
-        for node in definition.node:
-            if node.name not in kept:
-                continue
-            copied = part.node.add()
-            copied.CopyFrom(node)
-            copied.device = ""
-            copied.attr.pop("_class", None)
-            del copied.input[:]
-            for text in node.input:
-                if text.startswith("^"):
-                    if text[1:] in kept:
-                        copied.input.append(text)
-                    continue
-                # The node, in a function's body the output's name, and the output's number.
-                name, *rest = text.split(":")
-                copied.input.append(cuts.get((name, int(rest[-1]) if rest else 0), text))
-        return part
 
 
 def _script_variables(graph: OpGraph, nodes: Sequence[int]) -> set[int]:
     """Returns the script's variables among nodes, since a step may change them before the tail is computed."""
     found = (graph.nodes[number] for number in nodes)
-    sources = {_source(node.source) for node in found if node.op == VARIABLE}
+    sources = {node.source for node in found if node.op == VARIABLE and node.source is not None}
     return {index for index in sources if not graph.variables[index].in_model}
-
-
-def _source(source: int | None) -> int:
-    assert source is not None, "what stands for an argument, a capture or a variable says for which"
-    return source

@@ -30,17 +30,18 @@ from smp_tf.gradients.other_training import report
 from smp_tf.job import exchange, runtime
 from smp_tf.loss_check.batch_tail_values import BatchValues, TailValues
 from smp_tf.loss_check.differences import Parts, cause_of, is_equal
-from smp_tf.loss_check.gradient_calls import UNKNOWN_GRADIENT, GradientCalls
 from smp_tf.loss_check.kept_values import ReplicaValues, bring_together
 from smp_tf.ops import keep as kept_ops
 from smp_tf.partition.graph.op_graph import ARGUMENT, UNSENDABLE_DTYPES, OpGraph, Tensor
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.samples.batch_tail import DEPENDS_ON_GRADIENTS, find_tail
 from smp_tf.partition.samples.gradient_uses import nonlinear_uses
-from smp_tf.partition.samples.sample_rows import SampleRows
+from smp_tf.partition.samples.once_per_batch import STATE, state_name, writers_of_states
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.steps.program import SplitProgram
 from smp_tf.steps.trace import StepTrace
+from smp_tf.whole_batch.batch_results import follows_state, named_leaves, sample_rows
+from smp_tf.whole_batch.gradient_calls import GradientCalls
 
 _WAY_OUT = "train with microbatches=1 on one replica"
 
@@ -67,10 +68,10 @@ class Numbers:
             there = tuple(Tensor(node, index) for node, index in places if node is not None)
             if there and len(there) == len(tensors) and there not in found.values():
                 found[f"loss number {number}" if several else "loss"] = there
-        for name, slot in _named(self.trace.lowered.results["results"]):
+        for name, slot in named_leaves(self.trace.lowered.results["results"]):
             if isinstance(slot, OutputSlot) and slot.spec is None:
                 tensor = graph.outputs[slot.outputs[0]]
-                if tf.as_dtype(graph.type_of(tensor).dtype).is_floating and not _follows_state(graph, tensor):
+                if tf.as_dtype(graph.type_of(tensor).dtype).is_floating and not follows_state(graph, tensor):
                     found[f"log {name!r}"] = (tensor,)
         return found
 
@@ -108,12 +109,12 @@ class LossCheck:
         self._joins_replicas = joins_replicas
         self._key = key
         self._graph, self._part_graph = whole.trace.lowered.graph, part.trace.lowered.graph
-        unknown = frozenset(node.name for node in self._graph.nodes if UNKNOWN_GRADIENT in node.name)
-        self._rows = SampleRows(self._graph, self._part_graph, sum(self._samples), unknown)
+        self._rows = sample_rows(part.trace, whole.trace, sum(self._samples))
         numbers, of_whole = part.found(), whole.found()
         wanted: dict[str, Sequence[Tensor | int]] = {name: of_whole[name] for name in numbers if name in of_whole}
         if with_states:
-            wanted.update(_writers(self._graph))
+            writers = writers_of_states(self._graph)
+            wanted.update({state_name(index): numbers for index, numbers in writers.items()})
         self._tail = find_tail(self._graph, self._rows, wanted)
         self._numbers = {name: tensors for name, tensors in numbers.items() if name in self._tail.results}
         kept = [cut.part for cut in self._tail.cuts]
@@ -143,7 +144,7 @@ class LossCheck:
         return {
             name: why
             for name, why in self._tail.left_out.items()
-            if (why != DEPENDS_ON_GRADIENTS or name.startswith("loss")) and not name.startswith(_STATE)
+            if (why != DEPENDS_ON_GRADIENTS or name.startswith("loss")) and not name.startswith(STATE)
         }
 
     def hand_out(self, outputs: Sequence[Any]) -> None:
@@ -379,38 +380,6 @@ def check_gradient_uses(step: str, graph: OpGraph) -> None:
 
 def _report(step: str, found: Sequence[str]) -> None:
     report(f"{step} is another training in microbatches than for a whole batch", found, _WAY_OUT)
-
-
-#: The begin of the names of the tail's results that are the values of variables.
-_STATE = "state "
-
-
-def _writers(graph: OpGraph) -> dict[str, tuple[int, ...]]:
-    """Returns the nodes that write each variable of the script, by name."""
-    found: dict[str, list[int]] = {}
-    for number, node in enumerate(graph.nodes):
-        for index in node.writes:
-            # The state of a generator of random numbers.
-            if not graph.variables[index].in_model and not node.op.startswith("Rng"):
-                found.setdefault(f"{_STATE}{index}", []).append(number)
-    return {name: tuple(numbers) for name, numbers in found.items()}
-
-
-def _follows_state(graph: OpGraph, tensor: Tensor) -> bool:
-    """Returns whether a tensor depends on a variable that the step writes."""
-    return any(graph.nodes[number].writes for number in graph.ancestors([tensor.node]))
-
-
-def _named(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of what a step returns, each with the keys that lead to it."""
-    if isinstance(value, Mapping):
-        for key in value:
-            yield from _named(value[key], f"{name}/{key}" if name else str(key))
-    elif isinstance(value, (list, tuple)):
-        for number, part in enumerate(value):
-            yield from _named(part, f"{name}/{number}" if name else str(number))
-    else:
-        yield name, value
 
 
 def _size_of(values: Sequence[np.ndarray]) -> float:

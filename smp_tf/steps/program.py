@@ -59,11 +59,12 @@ class Results:
 
     Args:
         outputs: what is known of them.
-        then: what to do with them in the same graph; the program gives what it returns. None: nothing.
+        then: what to do with them, given the arguments too, in the same graph; the program gives what it returns.
+            None: nothing.
     """
 
     outputs: DescribedOutputs
-    then: Callable[[Any], Any] | None = None
+    then: Callable[[Any, Sequence[Any]], Any] | None = None
 
 
 @dataclass(repr=False, eq=False)
@@ -128,7 +129,7 @@ class SplitProgram:
                 f"tf.config.run_functions_eagerly off around it; to debug its body, use tf.print in it."
             )
         if not tf.executing_eagerly():
-            return self._finish(self._emit(tensors))
+            return self._finish(self._emit(tensors), tensors)
         if self._eager is None:
             signature = [argument.spec for argument in self.arguments]
             emitter = named(self._emit_tensors, f"{self.name}_{self.stage_program.number}")
@@ -154,13 +155,13 @@ class SplitProgram:
                 return sizes_of(int(tensor.shape[argument.axis]), self.microbatches)
         return ()
 
-    def _finish(self, flat: FlatOutputs) -> Any:
+    def _finish(self, flat: FlatOutputs, tensors: Sequence[Any]) -> Any:
         results = self.returned.outputs.filled(flat)
-        return results if self.returned.then is None else self.returned.then(results)
+        return results if self.returned.then is None else self.returned.then(results, tensors)
 
     def _emit_tensors(self, *tensors: Any) -> Any:
         if self.returned.then is not None:
-            return self._finish(self._emit(tensors))
+            return self._finish(self._emit(tensors), tensors)
         self._layout = self._emit(tensors)
         return self._layout.tensors()
 

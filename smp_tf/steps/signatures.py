@@ -22,6 +22,10 @@ OWN_SIZES = 2
 _MANY = 5
 
 
+class NeedsItsSizesError(Exception):
+    """A step was traced with the batch size left open, and another trace shows that it needs the size."""
+
+
 class Signatures:
     """What a step was called with so far.
 

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from smp_tf.announce import announce
 from smp_tf.batch.arguments import Arguments, sort_arguments
+from smp_tf.batch.cut_batch import CutBatch
 from smp_tf.batch.microbatch_errors import told_of_microbatches
 from smp_tf.batch.microbatches import (
-    SplitArgument,
     microbatch_spec,
     static_batch_size,
     with_pieces,
@@ -41,8 +41,8 @@ from smp_tf.steps.outputs import describe_outputs
 from smp_tf.steps.ownership import AgreedReceivers, decide_owners
 from smp_tf.steps.program import Results, Source, SplitProgram
 from smp_tf.steps.refusals import refuse
-from smp_tf.steps.signatures import OWN_SIZES, Signatures
-from smp_tf.steps.trace import Handed, Retrace, StepTrace, trace_step, with_outputs
+from smp_tf.steps.signatures import OWN_SIZES, NeedsItsSizesError, Signatures
+from smp_tf.steps.trace import Examined, Retrace, StepTrace, trace_step
 from smp_tf.steps.unsplit import UnsplitProgram
 from smp_tf.steps.xla_report import report_uncompiled
 from smp_tf.tf_internals import no_tape_is_recording
@@ -58,20 +58,20 @@ class Step:
     Args:
         function: one forward and backward (or one forward) of one microbatch.
         options: what the decorator was given.
-        then: what to do with the results in the graph of the step, which then gives what it returns; by default it
-            gives the results.
+        then: what to do with the results in the graph of the step, given these and the tensor arguments; the step then
+            gives what it returns. By default it gives the results.
         applied: which gradients among the results `then` gives to an optimizer and to nobody else, given their
             structure with an `OutputSlot` in place of every tensor.
-        examine: looks at each trace of the step, and says what else the step is to hand out.
+        examine: looks at each trace of the step, and may change it.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         options: StepOptions,
-        then: Callable[[Any], Any] | None = None,
+        then: Callable[[Any, Sequence[Any]], Any] | None = None,
         applied: Callable[[Any], Iterable[Applied]] | None = None,
-        examine: Callable[[StepTrace, Retrace], Handed | None] | None = None,
+        examine: Callable[[StepTrace, Retrace], Examined] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.name: str = getattr(getattr(function, "func", function), "__name__", "step")
@@ -188,7 +188,11 @@ class Step:
                 # It comes of the open size, or it comes again with the size of this batch.
                 self._signatures.needs_its_sizes(settled, error)
                 return self._prepare(arguments)
-            self._programs[settled.key] = self._prepare(settled, traced)
+            try:
+                self._programs[settled.key] = self._prepare(settled, traced)
+            except NeedsItsSizesError as error:
+                self._signatures.needs_its_sizes(settled, error)
+                return self._prepare(arguments)
         return self._programs[settled.key]
 
     def _prepare(self, arguments: Arguments, traced: StepTrace | None = None) -> SplitProgram | UnsplitProgram:
@@ -199,12 +203,11 @@ class Step:
             told = told_of_microbatches(self.name, batch.sizes) if batch.microbatches > 1 else contextlib.nullcontext()
             with told:
                 traced = self._trace(arguments, [microbatch_spec(each, batch.size) for each in batch.arguments])
-        handed = self._handed(traced, arguments, batch.arguments)
-        if handed is not None:
-            traced = with_outputs(traced, handed)
+        examined = self._examined(traced, arguments, batch)
+        traced = examined.traced
         xla = runtime.current().config.xla if self._options.jit_compile is None else self._options.jit_compile
         refuse(self.name, traced, batch, of_keras=self._options.of_keras, xla=xla)
-        local = self._options.local_outputs + ((handed.name,) if handed is not None else ())
+        local = self._options.local_outputs + examined.local
         step = preparation.unplanned(self.name, self._known_as, traced, batch, local, is_first=is_first)
         if self._is_whole(step, xla=xla):
             return self._unsplit(arguments, step)
@@ -269,18 +272,18 @@ class Step:
         arguments = self._sort(args, kwargs)
         return self._trace(arguments, [tf.type_spec_from_value(tensor) for tensor in arguments.tensors])
 
-    def _handed(self, traced: StepTrace, arguments: Arguments, planned: Sequence[SplitArgument]) -> Handed | None:
-        """Returns what else the step is to hand out; nothing where nobody looks at its trace."""
+    def _examined(self, traced: StepTrace, arguments: Arguments, batch: CutBatch) -> Examined:
+        """Returns the step after it was looked at; as it was traced where nobody does."""
         if self._examine is None:
-            return None
+            return Examined(traced)
 
-        def retrace(function: Callable[..., Any], samples: int) -> StepTrace:
-            if any(argument.is_object for argument in planned):
+        def retrace(function: Callable[..., Any], samples: int | None) -> StepTrace:
+            if any(argument.is_object for argument in batch.arguments):
                 raise StepError("arguments that are cut by a method of their own have no whole batch")
-            specs = [microbatch_spec(argument, samples) for argument in planned]
+            specs = [microbatch_spec(argument, samples) for argument in batch.arguments]
             return self._trace(arguments, specs, function)
 
-        return self._examine(traced, retrace)
+        return self._examine(traced, Retrace(retrace, batch.microbatches, has_any_size=not batch.sizes))
 
     def _trace(
         self, arguments: Arguments, specs: Sequence[tf.TypeSpec], function: Callable[..., Any] | None = None

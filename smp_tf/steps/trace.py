@@ -100,8 +100,33 @@ class StepTrace:
         return RANDOM in self._rewritten.changed_by
 
 
-#: Traces a step once more: given another function with its parameters, and how many samples to trace it for.
-Retrace = Callable[[Callable[..., Any], int], StepTrace]
+@dataclass(frozen=True)
+class Retrace:
+    """A way to trace a step once more.
+
+    Args:
+        trace: given another function with its parameters, and how many samples to trace it for (None leaves that
+            open), returns the trace.
+        microbatches: into how many microbatches a batch is cut.
+        has_any_size: whether the program that is being made takes batches of any size.
+    """
+
+    trace: Callable[[Callable[..., Any], int | None], StepTrace]
+    microbatches: int
+    has_any_size: bool
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A step after it was looked at.
+
+    Args:
+        traced: its trace, perhaps changed.
+        local: under which names it returns what stays on the rank that makes it.
+    """
+
+    traced: StepTrace
+    local: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

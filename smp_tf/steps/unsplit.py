@@ -46,14 +46,15 @@ class UnsplitProgram:
         lowered: what was read off it.
         arguments: the step's tensor arguments.
         call: calls the step function with its real signature, given its tensor arguments.
-        then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
+        then: what to do with the results, given the arguments too, in the same graph; the program gives what it
+            returns. None: nothing.
     """
 
     trace: Trace
     lowered: Lowered
     arguments: tuple[SplitArgument, ...]
     call: Callable[[Sequence[Any]], Any]
-    then: Callable[[Any], Any] | None = None
+    then: Callable[[Any, Sequence[Any]], Any] | None = None
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
         """Runs the step.
@@ -78,7 +79,7 @@ class UnsplitProgram:
         finally:
             set_step_being_traced(before)
         results = unpack(tf.nest.map_structure(_traced_output, results))
-        return results if self.then is None else self.then(results)
+        return results if self.then is None else self.then(results, tensors)
 
     @functools.cached_property
     def _structure(self) -> ResultStructure:

@@ -26,23 +26,27 @@ from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.job import exchange, runtime
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.loss_check.check import LossCheck, Numbers, check_gradient_uses, tell_unchecked, tell_written_weights
-from smp_tf.loss_check.gradient_calls import GradientCalls
 from smp_tf.optimizer.recorded_apply import Apply, ApplyRecorder
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.samples.gradient_uses import nonlinear_uses
+from smp_tf.partition.samples.once_per_batch import NotOnceError
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.sharding.receivers import Applied
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.program import SplitProgram
+from smp_tf.steps.signatures import NeedsItsSizesError
 from smp_tf.steps.step import Step
-from smp_tf.steps.trace import Handed, Retrace, StepTrace
+from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_outputs
 from smp_tf.training import keras_callbacks, logs
 from smp_tf.training.agreement import agree_on_fit
 from smp_tf.training.callbacks import BroadcastInitialState, MetricAverage
 from smp_tf.training.loss_denominators import Denominators, Totals
 from smp_tf.training.shuffling import shuffled_alike
 from smp_tf.variables.model_context import keras_loop
+from smp_tf.whole_batch.batch_results import BatchResults, gradients_of, sample_rows
+from smp_tf.whole_batch.gradient_calls import GradientCalls
 
 #: The largest batch in bytes whose losses are compared with those of its microbatches.
 _MOST_KEPT = 1 << 30
@@ -71,6 +75,7 @@ class BatchFunction:
         with tf.init_scope():
             self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
         self._checks: dict[int, LossCheck] = {}
+        self._once: dict[int, BatchResults] = {}
         self._sizes: list[int] = []
         self._has_composites = False
         self._asked = 0
@@ -192,34 +197,78 @@ class BatchFunction:
     def _joins_replicas(self) -> bool:
         return self._over_replicas and runtime.current().topology.replicas > 1
 
-    def _examine(self, traced: StepTrace, retrace: Retrace) -> Handed | None:
-        """Prepares the check of a new program's losses, if there is to be one (`loss_check/check.py`)."""
-        running = runtime.current()
-        is_first = len(self._traced) == 1
-        if self._method == "predict_step" or not running.config.check_losses or not self._in_parts:
-            return None
-        check_gradient_uses(self._in_words, traced.lowered.graph)
-        tell_written_weights(self._in_words, traced.lowered.graph)
+    def _examine(self, traced: StepTrace, retrace: Retrace) -> Examined:
+        """Traces a new program's step for a whole batch: for what is computed once per batch, and to check its losses.
+
+        See `whole_batch/batch_results.py` and `loss_check/check.py`.
+        """
+        config = runtime.current().config
+        is_checked = bool(config.check_losses)
+        is_once = retrace.microbatches > 1 and not self._joins_replicas
+        if self._method == "predict_step" or not self._in_parts or not (is_checked or is_once):
+            return Examined(traced)
+        if is_checked and not is_once:
+            check_gradient_uses(self._in_words, traced.lowered.graph)
+        if is_checked:
+            tell_written_weights(self._in_words, traced.lowered.graph)
         number = traced.lowered.results["traced"]
-        denominators = self._traced[number][1]
-        if self._joins_replicas and not is_first and denominators.is_needed:
-            return None
+        if self._joins_replicas and len(self._traced) > 1 and self._traced[number][1].is_needed:
+            return Examined(traced)
         calls = GradientCalls()
         try:
-            whole = retrace(lambda data: self._whole_batch(data, calls, self._calls[number]), sum(self._sizes))
-            check = LossCheck(
-                self._in_words,
-                Numbers(self._calls[number], traced),
-                Numbers(calls, whole),
-                self._sizes,
-                joins_replicas=self._joins_replicas and is_first,
-                with_states=is_first or not self._joins_replicas,
-                key=f"{id(self)}/{number}",
-                metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
-            )
+            whole = retrace.trace(lambda data: self._whole_batch(data, calls, self._calls[number]), sum(self._sizes))
+            if is_once:
+                traced = self._once_per_batch(traced, whole, calls, retrace)
+            check = self._check_of(traced, whole, calls) if is_checked else None
+        except NeedsItsSizesError:
+            raise
         except Exception as error:
             tell_unchecked(self._in_words, f"the step cannot be traced for all samples of a batch: {error}")
-            return None
+            check = None
+        once = self._once.get(number)
+        if is_checked and (once is None or not once.has_gradients):
+            check_gradient_uses(self._in_words, traced.lowered.graph)
+        if check is None:
+            return Examined(traced)
+        self._checks[number] = check
+        return Examined(with_outputs(traced, Handed(KEPT, check.kept)), (KEPT,))
+
+    def _once_per_batch(self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, retrace: Retrace) -> StepTrace:
+        """Takes out of a step, traced for a microbatch, what is computed once per batch; returns what is left."""
+        number = traced.lowered.results["traced"]
+        like, of_any_size = self._calls[number], None
+        if retrace.has_any_size:
+            again = GradientCalls()
+            of_any_size = retrace.trace(lambda data: self._whole_batch(data, again, like), None)
+        rows = sample_rows(traced, whole, sum(self._sizes))
+        once = None
+        if nonlinear_uses(traced.lowered.graph):
+            try:
+                gradients = gradients_of(traced, whole, like, calls)
+                once = BatchResults(self._in_words, traced, whole, rows, of_any_size=of_any_size, gradients=gradients)
+            except NotOnceError as error:
+                tell_unchecked(self._in_words, f"what it computes of gradients: {error}")
+        if once is None:
+            once = BatchResults(self._in_words, traced, whole, rows, of_any_size=of_any_size)
+        if once.is_empty:
+            return traced
+        self._once[number] = once
+        return once.taken_out()
+
+    def _check_of(self, traced: StepTrace, whole: StepTrace, calls: GradientCalls) -> LossCheck | None:
+        """Returns the check of a new program's losses; None where nothing can be checked, which is said."""
+        is_first = len(self._traced) == 1
+        number = traced.lowered.results["traced"]
+        check = LossCheck(
+            self._in_words,
+            Numbers(self._calls[number], traced),
+            Numbers(calls, whole),
+            self._sizes,
+            joins_replicas=self._joins_replicas and is_first,
+            with_states=number not in self._once and (is_first or not self._joins_replicas),
+            key=f"{id(self)}/{number}",
+            metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
+        )
         if self._joins_replicas and is_first and not check.can_be_joined(self._has_composites):
             why = "ragged, sparse or text arguments of several replicas, which go into losses, cannot be joined"
             tell_unchecked(self._in_words, why)
@@ -230,17 +279,15 @@ class BatchFunction:
             why = f"{check.nbytes / 2**30:.1f} GiB of a batch would have to be brought to one rank"
             tell_unchecked(self._in_words, why)
             return None
-        if not check.kept:
-            return None
-        self._checks[number] = check
-        return Handed(KEPT, check.kept)
+        return check if check.kept else None
 
     def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
         """Returns the step for all samples of a batch, as one process computes it, without backward."""
         recorder = ApplyRecorder(self._in_words)
         self._has_composites = any(isinstance(v, tf.__internal__.CompositeTensor) for v in tf.nest.flatten(data))
         with recorder.recording(), calls.left_out(like):
-            return {"results": autograph_convert(getattr(self._model, self._method))(data)}
+            results = autograph_convert(getattr(self._model, self._method))(data)
+        return {"results": results, "gradients": [list(apply.gradients) for apply in recorder.applies]}
 
     def _one_microbatch(self, data: Any) -> dict[str, Any]:
         recorder, calls = ApplyRecorder(self._in_words), GradientCalls()
@@ -260,23 +307,33 @@ class BatchFunction:
         }
 
     def _applied(self, results: Mapping[str, Any]) -> Iterator[Applied]:
+        if "gradients" not in results:
+            return
         for apply, gradients in zip(self._traced[results["traced"]][0], results["gradients"], strict=True):
             for slot, variable in zip(gradients, apply.variables, strict=True):
                 if isinstance(slot, OutputSlot) and slot.spec is None:
                     yield Applied(slot.outputs[0], apply.optimizer, variable)
 
-    def _finish(self, found: Mapping[str, Any]) -> Any:
+    def _finish(self, found: Mapping[str, Any], tensors: Sequence[Any]) -> Any:
         if found["traced"] in self._checks:
             self._checks[found["traced"]].hand_out(found[KEPT])
-        for apply, gradients in zip(self._traced[found["traced"]][0], found["gradients"], strict=True):
-            average = [None if g is None else g.accumulate() for g in gradients]
-            apply.apply(list(zip(average, apply.variables, strict=True)))
-        self._count.assign_add(1)
-        if isinstance(found["results"], dict):
+        results, once = found["results"], self._once.get(found["traced"])
+        applies, given = self._traced[found["traced"]][0], None
+        if once is not None:
+            self._of_metrics[found["traced"]] = once.of_metrics(results)
+            # Before weights and the optimizer's counters change.
+            written = once.write(found, tensors, applies)
+            results, given = written.results, written.gradients
+        elif isinstance(results, dict):
             self._of_metrics[found["traced"]] = frozenset(
-                name for name, value in found["results"].items() if getattr(value, "follows_state", False)
+                name for name, value in results.items() if getattr(value, "follows_state", False)
             )
-        results = self._gather(found["results"])
+        if given is None:
+            given = [[None if g is None else g.accumulate() for g in gradients] for gradients in found["gradients"]]
+        for apply, gradients in zip(applies, given, strict=True):
+            apply.apply(list(zip(gradients, apply.variables, strict=True)))
+        self._count.assign_add(1)
+        results = self._gather(results)
         if self._over_replicas and isinstance(results, dict):
             return logs.average(results, found["samples"].reduce_sum(), f"smp_logs_{self._method}")
         return results

@@ -57,10 +57,12 @@ USES = {
     "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops "
     "partition partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline "
     "pipeline.planner pipeline.programs pipeline.run pipeline.schedules",
-    "loss_check": "ground job variables batch gradients steps ops partition partition.graph partition.samples "
+    "whole_batch": "ground job variables batch gradients optimizer steps partition.graph partition.samples "
     "partition.trace",
+    "loss_check": "ground job variables batch gradients steps whole_batch ops partition partition.graph "
+    "partition.samples partition.trace",
     "training": "ground keras job recording variables replicas batch sharding checkpoint optimizer steps loss_check "
-    "partition partition.plan partition.trace pipeline.programs pipeline.schedules",
+    "whole_batch partition partition.plan partition.samples partition.trace pipeline.programs pipeline.schedules",
     "model": "ground files watch keras variables job optimizer steps training partition partition.graph "
     "partition.plan partition.split partition.units pipeline.measure pipeline.planner",
     "offline": "ground config keras collectives replicas planning optimizer start steps model partition.graph "

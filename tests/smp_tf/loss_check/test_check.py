@@ -165,12 +165,6 @@ def test_a_metric_that_adds_up_is_that_of_one_process(init: Callable[..., None],
     compare(classifier, loss="mse", metrics=[metric])
 
 
-def test_a_metric_that_does_not_add_up_is_refused_by_name(init: Callable[..., None]) -> None:
-    init(microbatches=4)
-    with pytest.raises(StepError, match=r"Its metric 'rooted' \(variable 'total'\) grows by \S+ with the whole batch"):
-        fit(smp.DistributedModel(classifier), loss="mse", metrics=[rooted])
-
-
 def tracking(kind: str) -> type:
     """A model whose `train_step` keeps the loss in a metric, as Keras's guide has it."""
     before = tf_keras.metrics.Mean(name="loss")
@@ -244,36 +238,36 @@ def centralised(gradients: Any, weights: Any, loss: Any) -> Any:
     return [g - tf.reduce_mean(g, 0, keepdims=True) for g in gradients], {}
 
 
-def clipped(gradients: Any, weights: Any, loss: Any) -> Any:
-    return tf.clip_by_global_norm(gradients, 0.1)[0], {}
-
-
-def clipped_by_value(gradients: Any, weights: Any, loss: Any) -> Any:
-    return [tf.clip_by_value(g, -0.1, 0.1) for g in gradients], {}
-
-
-def logged(gradients: Any, weights: Any, loss: Any) -> Any:
-    return gradients, {"norm": tf.linalg.global_norm(gradients)}
-
-
-def scaled_by_the_loss(gradients: Any, weights: Any, loss: Any) -> Any:
-    return [g * loss for g in gradients], {}
-
-
 @pytest.mark.parametrize("compute", [halved_and_decayed, centralised])
 def test_what_is_linear_in_gradients_goes_through(init: Callable[..., None], compute: Any) -> None:
     init(microbatches=4)
     fit(with_step(compute))
 
 
-@pytest.mark.parametrize(
-    ("compute", "op"),
-    [(clipped, "L2Loss"), (clipped_by_value, "Minimum|ClipByValue"), (logged, "L2Loss"), (scaled_by_the_loss, "Mul")],
-)
-def test_what_is_not_linear_in_gradients_is_told_with_its_op(init: Callable[..., None], compute: Any, op: str) -> None:
+def test_what_is_not_linear_in_sparse_gradients_is_told_with_its_op(init: Callable[..., None]) -> None:
     init(microbatches=4)
-    with pytest.raises(StepError, match=rf"it computes op '\S+' \(({op})\), which is not linear"):
-        fit(with_step(compute))
+
+    class Looking(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="looking")
+            self.words, self.dense = layers.Embedding(5, 4), layers.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(self.words(x))
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
+            weights = self.trainable_variables
+            gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, weights), 0.1)
+            self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return {"loss": loss, "norm": norm}
+
+    model = Looking()
+    model.compile("sgd")
+    with pytest.raises(StepError, match=r"it computes op '\S+' \(L2Loss\), which is not linear"):
+        model.fit(WORDS, Y, batch_size=16, verbose=0)
 
 
 def test_the_first_batch_of_another_size_is_looked_at_too(init: Callable[..., None]) -> None:
@@ -286,14 +280,6 @@ def test_the_first_batch_of_another_size_is_looked_at_too(init: Callable[..., No
     model.fit(X[:8], flags[:8], batch_size=8, verbose=0)
     with pytest.raises(StepError, match="for the whole batch of 4 samples"):
         model.fit(X[:12], flags, batch_size=8, shuffle=False, verbose=0)
-
-
-def test_an_evaluation_is_looked_at_too(init: Callable[..., None]) -> None:
-    init(microbatches=4)
-    model = smp.DistributedModel(classifier)
-    model.compile("sgd", "mse", metrics=[rooted])
-    with pytest.raises(StepError, match=r"test_step of model .* Its metric 'rooted'"):
-        model.evaluate(X, Y, batch_size=16, verbose=0)
 
 
 def test_states_of_metrics_stay_as_the_step_left_them(init: Callable[..., None]) -> None:

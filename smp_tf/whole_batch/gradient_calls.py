@@ -22,8 +22,12 @@ class GradientCalls:
     def __init__(self) -> None:
         #: For each call, the tensors whose sum was differentiated.
         self.targets: list[list[tf.Tensor]] = []
-        #: For each call and source, the type of the gradient; None where there is none.
+        #: By call and source: the gradient, perhaps a placeholder; None where there is none.
+        self.gradients: list[list[Any]] = []
+        #: By call and source: the type of the gradient; None where there is none.
         self.kinds: list[list[Any]] = []
+        #: By call: what the gradients are taken by.
+        self.sources: list[list[Any]] = []
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -31,8 +35,7 @@ class GradientCalls:
 
         def watched(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
             results = original(tape, target, sources, *args, **more)
-            self._note(target)
-            self.kinds.append([None if r is None else tf.type_spec_from_value(r) for r in _flat(results)])
+            self._note(target, sources, _flat(results))
             return results
 
         with _replaced(watched):
@@ -48,18 +51,23 @@ class GradientCalls:
 
         def watched(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
             kinds = like.kinds[len(self.targets)] if len(self.targets) < len(like.kinds) else []
-            self._note(target)
             flat = _flat(sources)
             if len(flat) != len(kinds) or not all(isinstance(source, tf.Variable) for source in flat):
-                return original(tape, target, sources, *args, **more)
+                results = original(tape, target, sources, *args, **more)
+                self._note(target, sources, _flat(results))
+                return results
             made = [None if kind is None else _unknown(source) for source, kind in zip(flat, kinds, strict=True)]
+            self._note(target, sources, made)
             return tf.nest.pack_sequence_as(sources, made) if tf.nest.is_nested(sources) else made[0]
 
         with _replaced(watched):
             yield
 
-    def _note(self, target: Any) -> None:
+    def _note(self, target: Any, sources: Any, gradients: list[Any]) -> None:
         self.targets.append([value for value in tf.nest.flatten(target) if isinstance(value, tf.Tensor)])
+        self.sources.append(_flat(sources))
+        self.gradients.append(gradients)
+        self.kinds.append([None if value is None else tf.type_spec_from_value(value) for value in gradients])
 
 
 def _flat(values: Any) -> list[Any]:

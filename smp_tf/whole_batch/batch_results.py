@@ -1,0 +1,396 @@
+"""Computes the logs of one of Keras's steps, and what metrics hold, once per batch, from what its microbatches made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.announce import announce
+from smp_tf.batch.output import StepOutput
+from smp_tf.errors import StepError
+from smp_tf.gradients.stage_reduction import StageReduction, over_stages
+from smp_tf.job import runtime
+from smp_tf.optimizer.recorded_apply import Apply
+from smp_tf.partition.graph.op_graph import VARIABLE, OpGraph, Tensor, TensorType
+from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError, find_once_per_batch
+from smp_tf.partition.samples.sample_rows import SampleRows
+from smp_tf.partition.samples.tail_places import UntoldError, place_tail
+from smp_tf.partition.trace.lower import OutputSlot
+from smp_tf.steps.signatures import NeedsItsSizesError
+from smp_tf.steps.trace import StepTrace
+from smp_tf.variables import store
+from smp_tf.whole_batch.gradient_calls import UNKNOWN_GRADIENT, GradientCalls
+from smp_tf.whole_batch.tail_graph import TailGraph
+
+#: From how many bytes on it is said that stages tell each other so much in every step.
+_MANY_BYTES = 1 << 20
+#: Under what name a step returns the tensors of which its logs are computed.
+CUTS = "cuts"
+#: Under what name it returns gradients of which something is computed once per batch.
+GRADIENTS = "whole_gradients"
+
+
+@dataclass(frozen=True)
+class Log:
+    """Stands, among what a step returns, for a log that is computed once per batch.
+
+    Args:
+        name: of the log.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """The gradients of a step.
+
+    Args:
+        uses: what it makes of them.
+        variables: by what stands for a gradient in the whole batch's graph, the variable that it is taken by.
+    """
+
+    uses: GradientUses
+    variables: Mapping[Tensor, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was computed once per batch.
+
+    Args:
+        results: what the step gives under "results", with the logs in their places.
+        gradients: by call of `apply_gradients`, what it is given, None in place of what other stages have; None where
+            microbatches give that.
+    """
+
+    results: Any
+    gradients: list[list[Any]] | None
+
+
+def applied_name(call: int, number: int) -> str:
+    """Returns under what name a tail gives what an optimizer is given.
+
+    Args:
+        call: number of the call of `apply_gradients`.
+        number: of the gradient in it.
+    """
+    return f"applied {call}/{number}"
+
+
+class BatchResults:
+    """What a step computes once per batch.
+
+    Args:
+        step: the step in words.
+        part: the step as it is traced for a microbatch; what it returns is a dictionary with the logs under "results".
+        whole: the same, traced for all samples of a batch.
+        rows: what the tensors of the whole batch's graph are made of.
+        of_any_size: the same as `whole`, traced with the number of samples left open, where batches of any size come.
+        gradients: its gradients, where what it makes of them is to be computed once per batch.
+
+    Raises:
+        NeedsItsSizesError: with the number left open the step is traced to other ops.
+        NotOnceError: what it makes of its gradients cannot be computed once per batch.
+    """
+
+    def __init__(
+        self,
+        step: str,
+        part: StepTrace,
+        whole: StepTrace,
+        rows: SampleRows,
+        *,
+        of_any_size: StepTrace | None = None,
+        gradients: Gradients | None = None,
+    ) -> None:
+        self._step = step
+        self._part = part
+        self._gradients = gradients
+        uses = gradients.uses if gradients is not None else None
+        self._whole = whole
+        ours, graph = _logs(part), whole.lowered.graph
+        logs = {
+            name: (graph.outputs[slot.outputs[0]], part.lowered.graph.outputs[ours[name].outputs[0]])
+            for name, slot in _logs(whole).items()
+            if name in ours
+        }
+        index_of = {id(variable): index for index, variable in enumerate(part.lowered.variables)}
+        same = {
+            index: index_of[id(variable)]
+            for index, variable in enumerate(whole.lowered.variables)
+            if id(variable) in index_of
+        }
+        self._chosen = find_once_per_batch(rows, graph, part.lowered.graph, logs, same, uses)
+        if of_any_size is not None:
+            _require_same_ops(graph, of_any_size.lowered.graph, self._chosen.tail.nodes)
+        self._tail_graph = TailGraph(whole, self._chosen.tail, of_any_size)
+        self._follow_state = {name for name in self._chosen.logs if follows_state(graph, logs[name][0])}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is computed once per batch."""
+        return not (self._chosen.logs or self._chosen.states or self._gradients)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether what optimizers are given is computed once per batch, and not by microbatches."""
+        return self._gradients is not None
+
+    def taken_out(self) -> StepTrace:
+        """Returns the step, traced for a microbatch, without what is computed once per batch.
+
+        It returns what that is computed of under `CUTS` and `GRADIENTS`, and a `Log` in the place of each log.
+        """
+        lowered, taken = self._part.lowered, self._chosen.logs
+        names = {slot.outputs: name for name, slot in _logs(self._part).items() if name in taken}
+        results = dict(lowered.results)
+        if self.has_gradients:
+            del results["gradients"]
+        slots = [slot for slot in tf.nest.flatten(results) if isinstance(slot, OutputSlot)]
+        kept = sorted({n for slot in slots if slot.outputs not in names for n in slot.outputs})
+        place = {old: new for new, old in enumerate(kept)}
+
+        def changed(leaf: Any) -> Any:
+            if not isinstance(leaf, OutputSlot):
+                return leaf
+            if leaf.outputs in names:
+                return Log(names[leaf.outputs])
+            return dataclasses.replace(leaf, outputs=tuple(place[n] for n in leaf.outputs))
+
+        results = tf.nest.map_structure(changed, results)
+        outputs = [lowered.graph.outputs[old] for old in kept]
+        given = self._gradients.uses.given if self._gradients is not None else {}
+        for name, tensors in (
+            (CUTS, [cut.part for cut in self._chosen.tail.cuts]),
+            (GRADIENTS, [given[tensor] for tensor in self._chosen.tail.gradients]),
+        ):
+            results[name] = [OutputSlot((len(outputs) + number,)) for number in range(len(tensors))]
+            outputs += tensors
+        graph = dataclasses.replace(self._chosen.part, outputs=tuple(outputs))
+        lowered = dataclasses.replace(lowered, graph=graph, results=results)
+        return StepTrace(self._part.trace, lowered, self._part.models)
+
+    def write(self, found: Mapping[str, Any], tensors: Sequence[Any], applies: Sequence[Apply]) -> Written:
+        """Writes down what is computed once per batch, after the microbatches.
+
+        Args:
+            found: what the step gives, `StepOutput`s in place of tensors.
+            tensors: the step's tensor arguments.
+            applies: the calls of `apply_gradients` in it.
+
+        Returns:
+            What was computed.
+        """
+        tail = self._chosen.tail
+        cuts = [
+            output.outputs[0] if cut.axis is None else tf.concat(output.outputs, cut.axis)
+            for cut, output in zip(tail.cuts, found[CUTS], strict=True)
+        ]
+        given = tf.nest.flatten(list(tensors), expand_composites=True)
+        arguments = {number: given[number] for number in tail.arguments}
+        if self.has_gradients:
+            outputs = dict(zip(tail.gradients, found[GRADIENTS], strict=True))
+            values = self._write_spread(cuts, arguments, outputs, applies)
+        else:
+            values = dict(self._tail_graph.write(cuts, arguments))
+        results = tf.nest.map_structure(
+            lambda leaf: values[leaf.name][0] if isinstance(leaf, Log) else leaf, found["results"]
+        )
+        if not self.has_gradients:
+            return Written(results, None)
+        return Written(
+            results,
+            [
+                [values.get(applied_name(call, number), [None])[0] for number in range(len(apply.variables))]
+                for call, apply in enumerate(applies)
+            ],
+        )
+
+    def _write_spread(
+        self,
+        cuts: Sequence[Any],
+        arguments: Mapping[int, Any],
+        outputs: Mapping[Tensor, StepOutput],
+        applies: Sequence[Apply],
+    ) -> Mapping[str, Sequence[Any]]:
+        """Writes what this stage computes, where gradients are spread over the stages."""
+        graph, tail, variables = self._whole.lowered.graph, self._chosen.tail, self._whole.lowered.variables
+        assert self._gradients is not None
+        by = self._gradients.variables
+        stage_of: dict[Tensor, int | None] = {tensor: store.stage_of(by[tensor]) for tensor in outputs}
+        for number in tail.nodes:
+            node = graph.nodes[number]
+            if node.op == VARIABLE and node.source is not None and graph.variables[node.source].in_model:
+                stage_of[Tensor(number, 0)] = store.stage_of(variables[node.source])
+        wanted: dict[Tensor, int | None] = {}
+        for call, apply in enumerate(applies):
+            for number, variable in enumerate(apply.variables):
+                for tensor in tail.results.get(applied_name(call, number), ()):
+                    assert isinstance(tensor, Tensor)
+                    stage = store.stage_of(variable)
+                    wanted[tensor] = stage if wanted.get(tensor, stage) == stage else None
+        for name in self._chosen.logs:
+            wanted.update({tensor: None for tensor in tail.results[name] if isinstance(tensor, Tensor)})
+        gradients = {tensor: output.accumulate() for tensor, output in outputs.items() if output.is_local}
+        try:
+            places = place_tail(graph, tail, stage_of, wanted)
+        except UntoldError as error:
+            raise StepError(
+                f"{self._step} computes something of the gradients of several stages at once, which cannot be done: "
+                f"{error}. Compute it in a loop of your own over @smp.step, or train with one partition."
+            ) from None
+        nbytes = sum(graph.type_of(tensor).nbytes() for told in places.told for tensor in told)
+        if nbytes >= _MANY_BYTES:
+            announce(
+                f"{self._step} computes something of the gradients of several stages at once (op "
+                f"{graph.nodes[places.told[0][0].node].name!r} among them), so each step sends "
+                f"{nbytes / 2**20:,.1f} MiB of them to every stage. A norm is told in a few bytes: take it tensor by "
+                f"tensor, as tf.linalg.global_norm does, in place of one of all gradients in a row.",
+                runtime.current().topology.rank,
+            )
+        return self._tail_graph.write_spread(
+            cuts, arguments, gradients, places, runtime.current().topology.stage, _tell
+        )
+
+    def of_metrics(self, results: Any) -> frozenset[str]:
+        """Returns which of the logs are read off a state, such as a metric's.
+
+        Args:
+            results: what the step gives under "results", before `write`.
+        """
+        if not isinstance(results, Mapping):
+            return frozenset()
+        return frozenset(
+            key
+            for key, value in results.items()
+            if (isinstance(value, Log) and value.name in self._follow_state)
+            or (isinstance(value, StepOutput) and value.follows_state)
+        )
+
+
+def _logs(traced: StepTrace) -> dict[str, OutputSlot]:
+    """Returns, by name, the tensors among the logs that a step returns."""
+    found: dict[str, OutputSlot] = {}
+    for name, slot in named_leaves(traced.lowered.results["results"]):
+        if isinstance(slot, OutputSlot) and slot.spec is None and slot not in found.values():
+            found[name] = slot
+    return found
+
+
+def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of what a step returns, each with the keys that lead to it.
+
+    Args:
+        value: the structure.
+        name: the keys that lead to it.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from named_leaves(value[key], f"{name}/{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, part in enumerate(value):
+            yield from named_leaves(part, f"{name}/{number}" if name else str(number))
+    else:
+        yield name, value
+
+
+def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_whole: GradientCalls) -> Gradients:
+    """Returns the gradients of a step, and what it makes of them.
+
+    Args:
+        part: the step as it is traced for a microbatch; what it gives to optimizers is under "gradients".
+        whole: the same, traced for all samples of a batch, with placeholders for gradients.
+        of_part: the gradients that are taken in `part`.
+        of_whole: the gradients that are taken in `whole`.
+
+    Raises:
+        NotOnceError: it takes gradients that are no dense tensors.
+    """
+    given: dict[Tensor, Tensor] = {}
+    variables: dict[Tensor, Any] = {}
+    for placeholders, gradients, sources in zip(of_whole.gradients, of_part.gradients, of_part.sources, strict=True):
+        for placeholder, gradient, source in zip(placeholders, gradients, sources, strict=True):
+            if placeholder is None or gradient is None:
+                continue
+            if not isinstance(gradient, tf.Tensor):
+                raise NotOnceError("a gradient is sparse, and is added up over the microbatches in another form")
+            given[_in(whole, placeholder)] = _in(part, gradient)
+            variables[_in(whole, placeholder)] = source
+    applied: dict[str, tuple[Tensor, Tensor]] = {}
+    for call, (ours, theirs) in enumerate(
+        zip(whole.lowered.results["gradients"], part.lowered.results["gradients"], strict=True)
+    ):
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if isinstance(one, OutputSlot) and isinstance(other, OutputSlot):
+                applied[applied_name(call, number)] = (
+                    whole.lowered.graph.outputs[one.outputs[0]],
+                    part.lowered.graph.outputs[other.outputs[0]],
+                )
+    return Gradients(GradientUses(given, applied), variables)
+
+
+def _in(traced: StepTrace, tensor: tf.Tensor) -> Tensor:
+    return Tensor(traced.lowered.graph.number_of[tensor.op.name], tensor.value_index)
+
+
+def _tell(values: Sequence[tuple[Any, TensorType]]) -> list[tf.Tensor]:
+    """Tells all stages what one of them has each, in one message there and back."""
+    sizes = [math.prod(kind.shape or ()) for _, kind in values]
+    parts = [
+        tf.zeros([size], tf.float64) if value is None else tf.reshape(tf.cast(value, tf.float64), [-1])
+        for (value, _), size in zip(values, sizes, strict=True)
+    ]
+    told = tf.split(over_stages(tf.concat(parts, 0), _TOLD), sizes)
+    return [tf.reshape(tf.cast(part, kind.dtype), kind.shape) for part, (_, kind) in zip(told, values, strict=True)]
+
+
+def _of_its_stage(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns every number from the stage that has it; the others give zeros."""
+    return tf.reduce_sum(tf.stack(parts), axis=0)
+
+
+_TOLD = StageReduction(4, "what a train_step computes of the gradients of all stages", _of_its_stage)
+
+
+def _require_same_ops(graph: OpGraph, other: OpGraph, nodes: Sequence[int]) -> None:
+    """Raises where some nodes of a graph are not in another one too, with the same inputs."""
+    for number in nodes:
+        node = graph.nodes[number]
+        same = other.number_of.get(node.name)
+        inputs = [(graph.nodes[t.node].name, t.index) for t in node.inputs]
+        is_same = same is not None and other.nodes[same].op == node.op
+        if (
+            same is None
+            or not is_same
+            or inputs != [(other.nodes[t.node].name, t.index) for t in other.nodes[same].inputs]
+        ):
+            raise NeedsItsSizesError(f"what it computes of a whole batch differs at op {node.name!r}")
+
+
+def follows_state(graph: OpGraph, tensor: Tensor) -> bool:
+    """Returns whether a tensor depends on a variable that the step writes.
+
+    Args:
+        graph: the step.
+        tensor: the tensor.
+    """
+    return any(graph.nodes[number].writes for number in graph.ancestors([tensor.node]))
+
+
+def sample_rows(part: StepTrace, whole: StepTrace, samples: int) -> SampleRows:
+    """Returns what the tensors of a step's graph for a whole batch are made of.
+
+    Args:
+        part: the step as it is traced for a microbatch.
+        whole: the same, traced for all samples of a batch, with placeholders for gradients.
+        samples: their number.
+    """
+    graph = whole.lowered.graph
+    unknown = frozenset(node.name for node in graph.nodes if UNKNOWN_GRADIENT in node.name)
+    return SampleRows(graph, part.lowered.graph, samples, unknown)

@@ -1,0 +1,172 @@
+"""Writes the tail of a step for a whole batch (`partition/samples/batch_tail.py`) into the graph being traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SOURCES, VARIABLE, Tensor
+from smp_tf.partition.samples.batch_tail import Tail
+from smp_tf.partition.samples.tail_places import TailPlaces
+from smp_tf.steps.trace import StepTrace
+from smp_tf.tf_internals import op_by_op
+
+#: Given tensors that this stage has, or None where another one has them, returns what all stages are told.
+Tell = Callable[[Sequence[tuple[Any, Any]]], Sequence[tf.Tensor]]
+
+
+class TailGraph:
+    """The tail of a step, ready to be written into other graphs.
+
+    Args:
+        whole: the step, traced for the whole batch. It is kept, since TensorFlow forgets its functions with it.
+        tail: its tail.
+        of_any_size: the same step, traced with the number of samples left open: its nodes are then written, which have
+            the names of those of `whole`.
+    """
+
+    def __init__(self, whole: StepTrace, tail: Tail, of_any_size: StepTrace | None = None) -> None:
+        self._whole = whole
+        self._tail = tail
+        self._written = of_any_size or whole
+        self._graph = whole.lowered.graph
+
+    def write(
+        self,
+        cuts: Sequence[Any],
+        arguments: Mapping[int, Any],
+        variables: Mapping[int, tf.Variable] | None = None,
+    ) -> dict[str, list[tf.Tensor]]:
+        """Writes the tail once; whatever it changes has been changed before any of its results is there.
+
+        Args:
+            cuts: the values of the tail's cuts.
+            arguments: by number, the step's tensor arguments for the whole batch that it reads.
+            variables: by index, what stands for a variable of the step; all others stand for themselves.
+
+        Returns:
+            By name, the tensors of each result; none for a result that only writes.
+        """
+        values = dict(zip((cut.whole for cut in self._tail.cuts), cuts, strict=True))
+        values.update(self._sources(arguments, variables or {}))
+        with op_by_op():
+            return self._results(values, self._import(self._tail.nodes, values))
+
+    def write_spread(
+        self,
+        cuts: Sequence[Any],
+        arguments: Mapping[int, Any],
+        gradients: Mapping[Tensor, Any],
+        places: TailPlaces,
+        stage: int,
+        tell: Tell,
+    ) -> dict[str, list[tf.Tensor | None]]:
+        """Writes what a stage computes of the tail, of its own gradients and of what other stages tell.
+
+        Args:
+            cuts: the values of the tail's cuts.
+            arguments: by number, the step's tensor arguments for the whole batch that it reads.
+            gradients: those that are here.
+            places: which stage computes what.
+            stage: this rank's.
+            tell: tells all stages what one of them has; every stage calls it alike.
+
+        Returns:
+            By name, the tensors of each result; None in place of one that another stage has.
+        """
+        values = dict(zip((cut.whole for cut in self._tail.cuts), cuts, strict=True))
+        values.update(self._sources(arguments, {}))
+        values.update(gradients)
+        writers: list[tf.Operation] = []
+        last = max((place.round for place in places.nodes.values()), default=0)
+        with op_by_op():
+            for number in range(last + 1):
+                here = [
+                    node
+                    for node in self._tail.nodes
+                    if places.nodes[node].round == number and places.nodes[node].stage in (None, stage)
+                ]
+                writers += self._import(here, values)
+                if number < len(places.told):
+                    asked = places.told[number]
+                    kinds = [self._graph.type_of(tensor) for tensor in asked]
+                    heard = tell([(values.get(tensor), kind) for tensor, kind in zip(asked, kinds, strict=True)])
+                    values.update(zip(asked, heard, strict=True))
+            return self._results(values, writers)
+
+    def _results(self, values: Mapping[Tensor, Any], writers: Sequence[tf.Operation]) -> dict[str, list[Any]]:
+        with tf.control_dependencies(writers):
+            return {
+                name: [None if t not in values else tf.identity(values[t]) for t in wanted if isinstance(t, Tensor)]
+                for name, wanted in self._tail.results.items()
+            }
+
+    def _sources(self, arguments: Mapping[int, Any], variables: Mapping[int, tf.Variable]) -> dict[Tensor, Any]:
+        """Returns what stands for the arguments, captures and variables that the tail reads."""
+        outside = {inside.op.name: capture for capture, inside in self._written.trace.graph.captures}
+        found: dict[Tensor, Any] = {}
+        for number in self._tail.nodes:
+            node = self._graph.nodes[number]
+            if node.op not in SOURCES:
+                continue
+            assert node.source is not None, "what stands for an argument, a capture or a variable says for which"
+            if node.op == ARGUMENT:
+                found[Tensor(number, 0)] = arguments[node.source]
+            elif node.op == CAPTURE:
+                found[Tensor(number, 0)] = outside[node.name]
+            elif node.op == VARIABLE:
+                variable = variables.get(node.source)
+                found[Tensor(number, 0)] = outside[node.name] if variable is None else variable.handle
+        return found
+
+    @cached_property
+    def _definition(self) -> tuple[Any, dict[str, Any]]:
+        """The graph that is written, as TensorFlow stores it, and its nodes by name."""
+        definition = self._written.trace.graph.as_graph_def()
+        return definition, {node.name: node for node in definition.node}
+
+    def _import(self, numbers: Iterable[int], values: dict[Tensor, Any]) -> list[tf.Operation]:
+        """Writes some nodes, and adds what they give to the values that are there; returns those that write."""
+        numbers = [number for number in numbers if self._graph.nodes[number].op not in SOURCES]
+        if not numbers:
+            return []
+        inside = {number: self._graph.nodes[number].name for number in numbers}
+        definition, of_name = self._definition
+        part = type(definition)(library=definition.library, versions=definition.versions)
+        given: dict[str, Any] = {}
+
+        def name_of(tensor: Tensor) -> str:
+            if tensor.node in inside and tensor not in values:
+                return f"{inside[tensor.node]}:{tensor.index}"
+            name = f"smp_given_{tensor.node}_{tensor.index}"
+            if f"{name}:0" not in given:
+                given[f"{name}:0"] = tf.identity(values[tensor])
+                placeholder = part.node.add(name=name, op="Placeholder")
+                placeholder.attr["dtype"].type = given[f"{name}:0"].dtype.as_datatype_enum
+            return f"{name}:0"
+
+        for number, name in inside.items():
+            node = self._graph.nodes[number]
+            inputs = [name_of(tensor) for tensor in node.inputs]
+            copied = part.node.add()
+            copied.CopyFrom(of_name[name])
+            copied.device = ""
+            copied.attr.pop("_class", None)
+            del copied.input[:]
+            copied.input.extend(inputs + [f"^{inside[before]}" for before in node.control if before in inside])
+        fetched = [
+            Tensor(number, index) for number in numbers for index in range(len(self._graph.nodes[number].outputs))
+        ]
+        fetched = [tensor for tensor in fetched if tensor not in values]
+        writers = [inside[number] for number in numbers if self._graph.nodes[number].writes]
+        found = tf.import_graph_def(
+            part,
+            input_map=given,
+            return_elements=[*(f"{inside[t.node]}:{t.index}" for t in fetched), *writers],
+            name="smp_whole_batch",
+        )
+        values.update(zip(fetched, found, strict=False))
+        return list(found[len(fetched) :])

@@ -1,0 +1,54 @@
+"""Trains with metrics, and with uses of gradients, that are none of single microbatches; says how far off it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+import smp_tf as smp
+from tests.smp_tf.whole_batch.own_gradients import USES, Uses, compare
+from tests.smp_tf.whole_batch.own_metrics import metrics, net
+
+
+def in_float64() -> None:
+    tf_keras.backend.set_floatx("float64")
+    tf_keras.mixed_precision.set_global_policy("float64")
+
+
+def back() -> None:
+    tf_keras.backend.set_floatx("float32")
+    tf_keras.mixed_precision.set_global_policy("float32")
+
+
+def gradients(use: str) -> bool:
+    """Whether weights and logs are those of plain Keras where a `train_step` makes something of its gradients."""
+    in_float64()
+    try:
+        return compare(USES[use]) < 1e-12
+    finally:
+        back()
+
+
+def history() -> bool:
+    """Whether all metrics of `fit` and `evaluate` are those of plain Keras, of which this replica sees all batches."""
+    in_float64()
+    try:
+        found = []
+        plain = net()
+        for model in (plain, smp.DistributedModel(lambda: tf_keras.models.clone_model(plain))):
+            model.build((None, 6))
+            model.set_weights(Uses.weights(((6, 8), (8,), (8, 3), (3,))))
+            model.compile(tf_keras.optimizers.SGD(0.1), "mse", metrics=metrics())
+            seen: list[Any] = [
+                model.fit(
+                    Uses.X, (Uses.Y > 0).astype(float), batch_size=21, epochs=2, shuffle=False, verbose=0
+                ).history,
+                model.evaluate(Uses.X, (Uses.Y > 0).astype(float), batch_size=15, verbose=0),
+            ]
+            found.append(np.array([float(value) for value in tf.nest.flatten(seen)]))
+        return bool(np.allclose(found[1], found[0], rtol=1e-9, equal_nan=True))
+    finally:
+        back()

@@ -1,0 +1,41 @@
+"""Over stages, too, metrics and what a `train_step` makes of its gradients are those of plain Keras."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.conftest import LaunchedCase
+from tests.distributed.harness import Case, CaseResult
+from tests.full_only import params
+
+CASES = "tests.distributed.cases.whole_batch"
+STAGES = {"partitions": 2, "microbatches": 4, "seed": 1}
+SCHEDULES = ("simple", "interleaved", "zb_h1")
+
+
+def use(name: str, pipeline: str = "interleaved") -> LaunchedCase:
+    return LaunchedCase(
+        2, CASES, Case(f"{name} {pipeline}", "gradients", {"use": name}, {**STAGES, "pipeline": pipeline})
+    )
+
+
+#: By name: what is launched.
+GRADIENTS = [
+    use("in_two_rounds"),
+    use("of_all_in_a_row"),
+    *(use("clipped_and_logged", pipeline) for pipeline in SCHEDULES),
+    use("adaptive"),
+    LaunchedCase(3, CASES, Case("over three", "gradients", {"use": "in_two_rounds"}, {**STAGES, "partitions": 3})),
+]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launched", params(GRADIENTS, GRADIENTS[:2]))
+def test_what_is_made_of_gradients_is_made_of_those_of_all_stages(case_result: CaseResult) -> None:
+    assert set(case_result.values()) == {True}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launched", [LaunchedCase(2, CASES, Case("metrics", "history", {}, STAGES))])
+def test_metrics_are_those_of_the_whole_batch_on_every_rank(case_result: CaseResult) -> None:
+    assert set(case_result.values()) == {True}
