@@ -22,58 +22,43 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from smp_tf.partition.spread import SplitOver, Whole
 from smp_tf.pipeline.run.reduction import MOST_BYTES
 from smp_tf.replicas.two_byte_floats import decoded, encoded
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A gradient goes to one replica.
+class Receiver:
+    """Who gets the sum of a gradient: the same on all replicas, whatever they know of a tensor's shape in advance.
 
     Args:
-        replica: which.
-        elements: number of elements of the gradient.
+        spread: how the sum lies over the replicas: whole on one of them, or split into rows.
+        elements: of the whole gradient.
     """
 
-    replica: int
+    spread: Whole | SplitOver
     elements: int
 
-
-@dataclass(frozen=True)
-class Rows:
-    """Of a gradient each replica gets rows.
-
-    Args:
-        borders: replica r gets the rows from borders[r] to borders[r + 1].
-        width: number of elements of one row.
-    """
-
-    borders: tuple[int, ...]
-    width: int
-
-    def of(self, replica: int) -> tuple[int, int]:
-        """Returns the first row that a replica gets, and the row after its last."""
-        return self.borders[replica], self.borders[replica + 1]
+    def gets(self, replica: int) -> bool:
+        """Returns whether a replica gets the sum, or rows of it, which may be none."""
+        return self.spread.only in (None, replica)
 
     def rounds(self, nbytes: int) -> int:
-        """Returns the number of rounds in which the rows are sent.
+        """Returns in how many rounds rows are sent.
 
         Args:
-            nbytes: bytes of an element.
+            nbytes: of an element.
         """
-        most = max(stop - start for start, stop in itertools.pairwise(self.borders))
-        # There are no more rounds than rows, or some would have none.
-        return min(most, max(1, -(-self.borders[-1] * self.width * nbytes // MOST_BYTES)))
+        assert isinstance(self.spread, SplitOver), "what is whole is sent in the first round"
+        most = max(stop - start for start, stop in itertools.pairwise(self.spread.borders))
+        # No more than there are rows, or some would have none.
+        return min(most, max(1, -(-self.elements * nbytes // MOST_BYTES)))
 
     def part(self, replica: int, number: int, rounds: int) -> tuple[int, int]:
-        """Returns the rows that a replica gets in one of a number of rounds."""
-        start, stop = self.of(replica)
+        """Returns from which row to which a replica gets them in one of so many rounds."""
+        assert isinstance(self.spread, SplitOver), "what is whole has no parts"
+        start, stop = self.spread.rows_at({"D": replica})
         return start + (stop - start) * number // rounds, start + (stop - start) * (number + 1) // rounds
-
-
-#: Who gets the sum of a gradient: one replica, or all replicas some rows each. It is the same on all replicas, whatever
-#: they know of a tensor's shape before it exists.
-Receiver = Whole | Rows
 
 
 @dataclass(frozen=True)
@@ -129,9 +114,7 @@ def sums_at_receivers(
         order and of the same types; and the received tensors. When all of these are there, nothing is sent any more.
     """
     found: dict[int, list[tf.Tensor]] = {
-        whole: []
-        for whole, receiver in enumerate(receivers)
-        if isinstance(receiver, Rows) or receiver.replica == route.replica
+        whole: [] for whole, receiver in enumerate(receivers) if receiver.gets(route.replica)
     }
     received: list[tf.Tensor] = []
     ends: list[list[tf.Tensor]] = []
@@ -157,8 +140,8 @@ def _rounds(tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], replica
     """Returns the pieces of tensors by the round in which they are sent. Whole and small ones are in the first."""
     found: list[list[_Piece]] = [[]]
     for whole, receiver in enumerate(receivers):
-        if not isinstance(receiver, Rows):
-            found[0].append(_Piece(whole, receiver.replica, None))
+        if receiver.spread.only is not None:
+            found[0].append(_Piece(whole, receiver.spread.only, None))
             continue
         rounds = receiver.rounds(tensors[whole].dtype.size)
         found += [[] for _ in range(rounds - len(found))]

@@ -16,7 +16,7 @@ from smp_tf.config.keys import ONE_BIT
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.host import HOST
 from smp_tf.replicas.equal_parts import Exchange, sums_in_parts
-from smp_tf.replicas.reduce_scatter import Receiver, Route, Rows, Whole, sums_at_receivers
+from smp_tf.replicas.reduce_scatter import Receiver, Route, sums_at_receivers
 from smp_tf.replicas.two_byte_floats import COMPRESSED
 from smp_tf.variables import assigned_values
 
@@ -144,8 +144,8 @@ def sum_gradients_at(
     for way in dict.fromkeys(ways):
         named = name if way is None else f"{name}_{way.name}"
         alike = [i for i, other in enumerate(ways) if other == way]
-        whole = [i for i in alike if not isinstance(receivers[i], Rows)]
-        count = sum(receiver.elements for i in whole if isinstance(receiver := receivers[i], Whole))
+        whole = [i for i in alike if not _is_in_rows(receivers[i])]
+        count = sum(receiver.elements for i in whole if (receiver := receivers[i]) is not None)
         if way is None or count * replicas > _MOST_ELEMENTS:
             found = sum_gradients([tensors[i] for i in whole], named)
             there += found
@@ -164,12 +164,17 @@ def sum_gradients_at(
 def _is_large(tensor: tf.Tensor, receiver: Receiver) -> bool:
     """Returns whether a gradient is summed in a ring, since its receiver would hold a copy of every replica's."""
     replicas = runtime.current().topology.replicas
-    return isinstance(receiver, Whole) and receiver.elements * tensor.dtype.size * replicas > _MOST_RECEIVED
+    return not _is_in_rows(receiver) and receiver.elements * tensor.dtype.size * replicas > _MOST_RECEIVED
+
+
+def _is_in_rows(receiver: Receiver | None) -> bool:
+    """Returns whether each replica gets rows of a sum."""
+    return receiver is not None and receiver.spread.only is None
 
 
 def _is_for(replica: int, receiver: Receiver | None) -> bool:
     """Returns whether a replica gets a sum, or rows of one."""
-    return not isinstance(receiver, Whole) or receiver.replica == replica
+    return receiver is None or receiver.gets(replica)
 
 
 def _route(name: str) -> Route:

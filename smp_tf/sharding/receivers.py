@@ -21,9 +21,9 @@ from smp_tf.keras.optimizer_methods import has_own_apply
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.split.split import Split
-from smp_tf.partition.spread import EVERYWHERE, SplitOver
+from smp_tf.partition.spread import EVERYWHERE, SplitOver, Whole, spread_from_json, spread_to_json
 from smp_tf.pipeline.run.reduction import Gradients
-from smp_tf.replicas.reduce_scatter import Receiver, Rows, Whole
+from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.replicas.sums import IN_PARTS
 from smp_tf.sharding import layouts
 from smp_tf.variables import store
@@ -107,14 +107,14 @@ def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None)
         return None
     slots = layouts.slots_of(variable, applied.optimizer)
     if isinstance(slots, SplitOver):
-        return Rows(slots.borders, variable.shape[1:].num_elements())
+        return Receiver(slots, variable.shape.num_elements())
     return _whole(variable)
 
 
-def _whole(variable: Any) -> Whole | None:
-    """Returns the one replica that gets the gradient of a variable; None where all do."""
-    replica = layouts.layout_of(variable).slots.only
-    return None if replica is None else Whole(replica, variable.shape.num_elements())
+def _whole(variable: Any) -> Receiver | None:
+    """Returns the one replica that gets the gradient of a variable, which it updates; None where all get it."""
+    slots = layouts.layout_of(variable).slots
+    return Receiver(slots, variable.shape.num_elements()) if isinstance(slots, Whole) and slots.axis else None
 
 
 def note_receivers(
@@ -159,14 +159,15 @@ def agreed_receivers(own: Mapping[int, Receiver], step: str) -> tuple[dict[int, 
     Returns:
         The receivers that all have, by position; and the positions for which all replicas of some stage have the same.
     """
-    in_words = {p: [r.replica] if isinstance(r, Whole) else list(r.borders) for p, r in own.items()}
-    said = allgather_json(sorted(in_words.items()), name=f"who receives the gradients of step {step!r}")
+    spreads = sorted((position, spread_to_json(receiver.spread)) for position, receiver in own.items())
+    said = allgather_json(spreads, name=f"who receives the gradients of step {step!r}")
+    heard = [{p: spread_from_json(spread, "gradient") for p, spread in theirs} for theirs in said]
     mesh, rank = runtime.current().topology.mesh, runtime.current().topology.rank
 
     def agreed(group: Iterable[int]) -> set[int]:
         """Returns the positions about which the ranks of a group say the same."""
-        first, *others = ({position: words for position, words in said[member]} for member in group)
-        return {p for p, words in first.items() if all(other.get(p) == words for other in others)}
+        first, *others = (heard[member] for member in group)
+        return {p for p, spread in first.items() if all(other.get(p) == spread for other in others)}
 
     here = agreed(mesh.members(CommGroup.RDP_GROUP, rank))
     everywhere = set().union(*map(agreed, mesh.groups(CommGroup.RDP_GROUP)))
@@ -182,6 +183,6 @@ def known_gradients(found: Mapping[int, Receiver], applied: Iterable[Applied]) -
     """
     replica = runtime.current().topology.replica
     return Gradients(
-        frozenset(p for p, receiver in found.items() if isinstance(receiver, Whole) and receiver.replica != replica),
+        frozenset(p for p, receiver in found.items() if not receiver.gets(replica)),
         {one.position: store.nbytes_of(one.variable) for one in applied if one.variable.shape.is_fully_defined()},
     )

@@ -24,7 +24,7 @@ from smp_tf.partition.split.step_outputs import Delivery
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.replicas import unaveraged
 from smp_tf.replicas.gradient_marks import Computed
-from smp_tf.replicas.reduce_scatter import Receiver, Rows, Whole
+from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.variables.host_offload import device_of_gradients
 
 
@@ -165,12 +165,12 @@ def _require_averages(slot: OutputSlot, name: str) -> None:
 
 
 def _gradient_sum(receiver: Receiver | None, *, keeps_gradients: bool) -> GradientSum:
-    rows = receiver.of(runtime.current().topology.replica) if isinstance(receiver, Rows) else None
+    rows = None if receiver is None else receiver.spread.rows_at(runtime.current().topology.place)
     return GradientSum(not unaveraged.are_left(), rows, device_of_gradients(), keeps_gradients)
 
 
 def _holder(stage: int | None, delivery: Delivery, receiver: Receiver | None) -> Holder:
     topology = runtime.current().topology
-    replica = receiver.replica if isinstance(receiver, Whole) else None
+    replica = None if receiver is None else receiver.spread.only
     is_sent_here = delivery is not Delivery.LOCAL or stage == topology.stage
     return Holder(stage, replica, is_sent_here and replica in (None, topology.replica))

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from smp_tf.partition.spread import SplitOver, Whole
 from smp_tf.replicas import reduce_scatter as module
-from smp_tf.replicas.reduce_scatter import Receiver, Route, Rows, Whole, sums_at_receivers
+from smp_tf.replicas.reduce_scatter import Receiver, Route, sums_at_receivers
 
 SHAPES = [(7, 5), (), (11,), (0, 3), (4, 4)]
 #: What a value can be off by, as a share of the largest one that is sent.
@@ -58,8 +59,24 @@ def drawn(replica: int) -> list[tf.Tensor]:
     return [tf.constant(random.standard_normal(shape), tf.float32) for shape in SHAPES]
 
 
+def to_one(replica: int, elements: int, replicas: int = 3) -> Receiver:
+    """One replica gets the sum."""
+    return Receiver(Whole("D", replica, replicas), elements)
+
+
+def in_rows(borders: tuple[int, ...], width: int) -> Receiver:
+    """Each replica gets rows of so many elements."""
+    return Receiver(SplitOver("D", 0, borders), borders[-1] * width)
+
+
+def rows_of(receiver: Receiver, replica: int) -> tuple[int, int]:
+    rows = receiver.spread.rows_at({"D": replica})
+    assert rows is not None
+    return rows
+
+
 def whole(replicas: Sequence[int], shapes: Sequence[Sequence[int]] = SHAPES) -> list[Receiver]:
-    return [Whole(replica, int(np.prod(shape))) for replica, shape in zip(replicas, shapes, strict=False)]
+    return [to_one(replica, int(np.prod(shape))) for replica, shape in zip(replicas, shapes, strict=False)]
 
 
 @pytest.mark.parametrize("kind", ROUNDING)
@@ -93,7 +110,7 @@ def test_every_element_is_given_once(kind: str | None, bytes_each: int, scales: 
 
 
 #: Of the first and the last tensor of `SHAPES`; of the last one the first replica gets nothing.
-FIRST, LAST = Rows((0, 2, 3, 7), 5), Rows((0, 0, 1, 4), 4)
+FIRST, LAST = in_rows((0, 2, 3, 7), 5), in_rows((0, 0, 1, 4), 4)
 
 
 @pytest.mark.parametrize("kind", ROUNDING)
@@ -104,7 +121,7 @@ def test_each_replica_gets_its_rows(monkeypatch: pytest.MonkeyPatch, kind: str |
     found = replicas.sums(kind, [FIRST, *whole([1, 0, 2], SHAPES[1:]), LAST])
     wanted = [np.sum([drawn(r)[i].numpy() for r in range(3)], axis=0) for i in range(len(SHAPES))]
     for replica, got in enumerate(found):
-        (start, stop), (begin, end) = FIRST.of(replica), LAST.of(replica)
+        (start, stop), (begin, end) = rows_of(FIRST, replica), rows_of(LAST, replica)
         of_it = [wanted[i] for i, receiver in enumerate([None, 1, 0, 2]) if receiver == replica]
         expected = [wanted[0][start:stop], *of_it, wanted[4][begin:end]]
         for one, total in zip(got, expected, strict=True):
@@ -118,12 +135,12 @@ def test_each_replica_gets_its_rows(monkeypatch: pytest.MonkeyPatch, kind: str |
 
 def test_a_large_gradient_is_sent_in_rounds_of_equal_parts() -> None:
     # 160 MB, of which no more than 25 MiB may be sent at once.
-    rows = Rows((0, 12_000, 25_000, 40_000), 1_000)
+    rows = in_rows((0, 12_000, 25_000, 40_000), 1_000)
     assert rows.rounds(4) == 7
     parts = [[rows.part(replica, number, 7) for number in range(7)] for replica in range(3)]
     assert parts[0][:2] == [(0, 1714), (1714, 3428)]
     for replica, of_it in enumerate(parts):
-        assert (of_it[0][0], of_it[-1][1]) == rows.of(replica)
+        assert (of_it[0][0], of_it[-1][1]) == rows_of(rows, replica)
         assert all(before[1] == after[0] for before, after in itertools.pairwise(of_it))
     sent = [sum(stop - start for start, stop in (of[number] for of in parts)) * 4_000 for number in range(7)]
     assert max(sent) <= 1.001 * (25 << 20)
@@ -133,10 +150,10 @@ def test_large_rows_are_sent_in_as_many_rounds_as_there_are_rows(monkeypatch: py
     """Of 13 rounds by bytes some had nothing to send for any replica, and a step could not be traced."""
     monkeypatch.setattr(module, "MOST_BYTES", 11)
     replicas = Replicas(2)
-    rows = Rows((0, 3, 7), 5)
+    rows = in_rows((0, 3, 7), 5)
     assert rows.rounds(4) == 4
     found = replicas.sums(None, [rows, *whole([1, 0, 1, 0], SHAPES[1:])])
     wanted = drawn(0)[0].numpy() + drawn(1)[0].numpy()
-    for got, (start, stop) in zip(found, (rows.of(0), rows.of(1)), strict=True):
+    for got, (start, stop) in zip(found, (rows_of(rows, 0), rows_of(rows, 1)), strict=True):
         np.testing.assert_allclose(got[0], wanted[start:stop], rtol=1e-6)
     assert [len(sent) for sent in replicas.bytes] == [4, 4]

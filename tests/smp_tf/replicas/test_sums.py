@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from smp_tf.errors import StepError
 from smp_tf.replicas import sums as data_parallel
-from smp_tf.replicas.reduce_scatter import Rows, Whole
 from smp_tf.replicas.sparse_sums import weighted_sum
 from smp_tf.replicas.sums import sum_over_replicas
+from tests.smp_tf.replicas.test_reduce_scatter import in_rows, to_one
 
 
 def test_one_replica_keeps_its_tensors(init: Callable[..., None]) -> None:
@@ -133,7 +133,7 @@ class TestSumsAtReceivers:
 
     def test_each_gets_the_sums_it_is_to_receive(self, sent: list[dict[str, Any]]) -> None:
         tensors = [tf.constant([1.0, 2.0]), tf.constant([7.0]), tf.constant(5.0)]
-        sums, _ = data_parallel.sum_gradients_at(tensors, [Whole(0, 2), Whole(2, 1), None], "g")
+        sums, _ = data_parallel.sum_gradients_at(tensors, [to_one(0, 2), to_one(2, 1), None], "g")
         assert [total.numpy().tolist() for total in sums] == [[3.0, 6.0], 15.0]
         assert sent[0] == {"splits": [2, 0, 1], "name": "g_float32_to_0"}
         assert [call["name"] for call in sent[1:]] == ["g_float32"]
@@ -144,7 +144,7 @@ class TestSumsAtReceivers:
         """Its receiver would have had it as often as there are replicas."""
         monkeypatch.setattr(data_parallel, "_MOST_RECEIVED", 3 * 4 * 2)
         tensors = [tf.ones([3]), tf.constant([1.0, 2.0]), tf.ones([4])]
-        sums, _ = data_parallel.sum_gradients_at(tensors, [Whole(0, 3), Whole(0, 2), Whole(1, 4)], "g")
+        sums, _ = data_parallel.sum_gradients_at(tensors, [to_one(0, 3), to_one(0, 2), to_one(1, 4)], "g")
         assert [total.numpy().tolist() for total in sums] == [[3.0] * 3, [3.0, 6.0]]
         assert [call.get("splits", call["name"]) for call in sent] == ["g_float32", [2, 0, 0]]
 
@@ -157,7 +157,7 @@ class TestSumsAtReceivers:
     ) -> None:
         monkeypatch.setattr(data_parallel, limit, 1)
         tensors = [tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([7.0]), tf.constant(5.0)]
-        sums, there = data_parallel.sum_gradients_at(tensors, [Rows((0, 2, 2, 3), 2), Whole(0, 1), None], "g")
+        sums, there = data_parallel.sum_gradients_at(tensors, [in_rows((0, 2, 2, 3), 2), to_one(0, 1), None], "g")
         assert [total.numpy().tolist() for total in sums] == [[[3.0, 6.0], [9.0, 12.0]], [21.0], 15.0]
         assert [call["splits"] for call in sent if "splits" in call] == [[4, 0, 2]]
         assert sorted(call["name"] for call in sent if "splits" not in call) == of_the_others

@@ -14,7 +14,7 @@ from smp_tf.job_state import JobState
 from smp_tf.partition.layout import Layout
 from smp_tf.partition.mesh import CommGroup, Mesh
 from smp_tf.partition.spread import EVERYWHERE, SplitOver, Whole
-from smp_tf.replicas import reduce_scatter
+from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.sharding import receivers, shares
 from tests.smp_tf.rank_threads import Ranks
 
@@ -70,14 +70,12 @@ def test_all_ranks_know_which_gradients_one_replica_receives(monkeypatch: pytest
 
     def on(rank: int) -> Any:
         stage, replica = ranks.current().topology.stage, ranks.current().topology.replica
-        own: dict[int, reduce_scatter.Receiver] = {0: reduce_scatter.Whole(1, 8)}
-        if stage == 1:
-            own = {1: reduce_scatter.Rows((0, 2, 4), 3), 2: reduce_scatter.Whole(0, 8)}
-            if replica == 1:
-                own[2] = reduce_scatter.Whole(1, 8)
+        own = {0: Receiver(second, 8)} if stage == 0 else {1: in_rows, 2: Receiver((first, second)[replica], 8)}
         return receivers.agreed_receivers(own, "train")
 
-    of_stage_0 = ({0: reduce_scatter.Whole(1, 8)}, {0, 1})
-    of_stage_1 = ({1: reduce_scatter.Rows((0, 2, 4), 3)}, {0, 1})
+    first, second = Whole("D", 0, REPLICAS), Whole("D", 1, REPLICAS)
+    in_rows = Receiver(SplitOver("D", 0, (0, 2, 4)), 12)
+    of_stage_0 = ({0: Receiver(second, 8)}, {0, 1})
+    of_stage_1 = ({1: in_rows}, {0, 1})
     assert Mesh(4, 2).groups(CommGroup.RDP_GROUP) == ((0, 2), (1, 3))
     assert ranks.run(on) == [of_stage_0, of_stage_1, of_stage_0, of_stage_1]
