@@ -1,1 +1,1 @@
-"""Lists of tasks: made, checked, simulated and drawn, without TensorFlow."""
+"""Makes, checks, simulates and draws lists of tasks, without TensorFlow."""

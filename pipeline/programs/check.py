@@ -1,8 +1,8 @@
 """Proves that a program can run, without running it.
 
-Four questions, in this order, since each makes sense only when the one before is answered yes:
-is every task there once; does every rank's list respect what happens on that rank; do microbatches
-come in order; and do the ranks, each going through its list, ever wait for each other forever?
+It asks four questions, in this order, since each makes sense only when the answer to the one before is yes. Is every
+task there once? Does every rank's list respect what happens on that rank? Do microbatches come in order? Do the ranks
+get through their lists without waiting for each other forever?
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ def check(program: Program, edges: Sequence[Edge] | None = None, *, send_buffers
 
     Args:
         program: the program of one step, of all ranks.
-        edges: the edges its SEND and RECV tasks name; None for a program without transfers, whose
-            chunks are taken to form a chain.
-        send_buffers: how many tensors of one edge a sender can hold, times the chunks the edge
-            crosses. A send is over only when its receive is open, so a rank with all buffers of
-            an edge in use stops at its next SEND.
+        edges: the edges that its SEND and RECV tasks name; None for a program without transfers, whose chunks are
+            assumed to form a chain.
+        send_buffers: how many tensors of one edge a sender can hold, times the chunks that the edge crosses. A send
+            ends only when its receive is open. So a rank with all buffers of an edge in use stops at its next SEND.
 
     Raises:
         ScheduleError: send_buffers is less than 1.
@@ -68,7 +67,7 @@ def _check_each_task_once(program: Program, edges: Sequence[Edge] | None, placem
                 )
             present.add(task)
     expected = _Expected(program, edges, placement)
-    # Each is there once, so as many as are expected are all of them.
+    # Each is there once, so the expected number of them is all of them.
     if sum(map(expected.has, present)) < expected.count:
         task = next(task for task in expected.all() if task not in present)
         raise _error(
@@ -80,7 +79,7 @@ def _check_each_task_once(program: Program, edges: Sequence[Edge] | None, placem
         )
     for rank, tasks in enumerate(program.ranks):
         for position, task in enumerate(tasks):
-            # A transfer nobody can name has its own error, in dependencies.
+            # A transfer of an unknown edge has its own error, in dependencies.
             is_checked = task.kind.is_compute or (edges is not None and task.kind.is_transfer)
             if is_checked and not expected.has(task):
                 raise _error(
@@ -93,7 +92,7 @@ def _check_each_task_once(program: Program, edges: Sequence[Edge] | None, placem
 
 
 class _Expected:
-    """What tasks a program should have. Told of a task from its numbers: to make all of them takes far longer."""
+    """Tells by a task's numbers whether a program should have it, since making all tasks takes far longer."""
 
     def __init__(self, program: Program, edges: Sequence[Edge] | None, placement: Sequence[int]) -> None:
         self.program = program
@@ -199,7 +198,7 @@ def _check_nobody_waits_forever(
         f"Ranks wait for each other forever (with {send_buffers} send buffers per edge and chunk crossed):\n"
         + "\n".join(lines),
         program,
-        # Of a rank whose line to other replicas waits too, where the rank itself stands is marked.
+        # Where a rank's line to other replicas waits, too, the rank's own place is marked.
         dict(sorted({stuck.rank: stuck.position for stuck in reversed(result.stuck)}.items())),
     )
 
@@ -232,7 +231,7 @@ def marked(program: Program, marks: Mapping[int, int]) -> str:
 
     Args:
         program: the program to show.
-        marks: position in the list to mark, per rank. Of long lists only what is around is shown.
+        marks: position in the list to mark, per rank. Of a long list only the part around it is shown.
 
     Returns:
         A line per rank.

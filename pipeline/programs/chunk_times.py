@@ -1,4 +1,4 @@
-"""How long tasks take: those of a chunk for every microbatch, and those that are done once a step."""
+"""How long tasks take: those of a chunk for every microbatch, and those that run once per step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ChunkTimes:
     Attributes:
         forward: F.
         input_gradient: I, the part of backward that the chunk before waits for.
-        weight_gradient: W, the rest of backward. B takes both. Where backward is not cut, only
-            the sum matters.
+        weight_gradient: W, the rest of backward. B takes the time of both. Where backward is not cut, only the sum
+            matters.
         extra: T of each further sweep, by sweep number; 0 where it is not given.
     """
 
@@ -28,7 +28,7 @@ class ChunkTimes:
 
     @property
     def backward(self) -> float:
-        """How long B takes."""
+        """Returns how long B takes."""
         return self.input_gradient + self.weight_gradient
 
 
@@ -41,7 +41,7 @@ class TaskTimes:
 
     Attributes:
         chunks: the times of every chunk.
-        once: the times of tasks that are done once a step, such as REDUCE; 0 where one is not given.
+        once: the times of tasks that run once per step, such as REDUCE; 0 where one is not given.
     """
 
     chunks: Sequence[ChunkTimes]
@@ -60,7 +60,7 @@ def times_per_chunk(times: Times, chunks: int) -> Sequence[ChunkTimes]:
         chunks: how many there are.
 
     Raises:
-        ScheduleError: not as many times as chunks.
+        ScheduleError: there are not as many times as chunks.
     """
     if isinstance(times, ChunkTimes):
         return [times] * chunks

@@ -5,11 +5,11 @@
                         v
     B(chunk - 1) <-- B(chunk) <------------------ B(chunk + 1)
 
-With edges, the arrows between ranks are the program's own transfers: maker --> SEND --> RECV -->
-reader, and nothing else. Without, each chunk needs the one before it in every sweep.
+With edges, the arrows between ranks are the program's own transfers: maker --> SEND --> RECV --> reader, and nothing
+else. Without edges, each chunk needs the one before it in every sweep.
 
 Tasks are numbers here, in the order of the lists, rank after rank. A list of what a number needs is read far faster
-than a table of tasks, most of all where it is larger than the caches of a processor.
+than a table of tasks, above all where it is larger than a processor's caches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Dependencies:
     Attributes:
         tasks: the task of each number: those of the lists, rank after rank, and after them those
             that the program lacks although something needs them.
-        first: the number of the first task of each rank; the last entry is how many tasks the lists have.
+        first: the number of the first task of each rank. The last entry is the number of tasks in the lists.
         needs: the numbers of what each task of the lists needs.
     """
 
@@ -48,16 +48,16 @@ def dependencies(program: Program, edges: Sequence[Edge] | None = None) -> Depen
     """Returns the tasks that each task of a program needs finished before it starts.
 
     Args:
-        program: any program, also one that cannot run.
-        edges: the edges its SEND and RECV tasks name; None for a program without transfers, whose
-            chunks are taken to form a chain.
+        program: any program, even one that cannot run.
+        edges: the edges that its SEND and RECV tasks name; None for a program without transfers, whose chunks are
+            assumed to form a chain.
 
     Returns:
-        For each task of the program, what it needs; tasks the program lacks are named too.
+        For each task of the program, what it needs. Tasks that the program lacks are named, too.
 
     Raises:
-        ProgramError: the program has transfers and no edges are given, or a transfer of an edge
-            that is not given.
+        ProgramError: the program has transfers and no edges are given, or it has a transfer of an edge that is not
+            given.
 
     Example:
         >>> from smp_tf.pipeline.programs.text import parse_program

@@ -15,14 +15,14 @@ from smp_tf.pipeline.task import Task
 
 
 def draw(timeline: Timeline, unit: float | None = None) -> str:
-    """Returns a picture of what the ranks do in a step, messages left out.
+    """Returns a picture of what the ranks do in a step, without messages.
 
-    What a rank does with other replicas meanwhile has a row of its own under the rank's.
+    What a rank does with other replicas meanwhile has its own row under the rank's.
 
     Args:
         timeline: the simulated step.
-        unit: time per column, a column being as wide as the longest task name; None for the
-            shortest task. Tasks that start or end within a column are drawn to the nearest one.
+        unit: time per column; None for that of the shortest task. A column is as wide as the longest task name. Tasks
+            that start or end within a column are drawn to the nearest one.
 
     Returns:
         A line per rank.

@@ -1,4 +1,4 @@
-"""Puts the check of the batch into a program: every rank holds what it was given against what the first rank was given.
+"""Puts the check of the batch into a program. Every rank compares its arguments with those of the first rank.
 
 0F0 ... 0CHECK        compares with what each of the others has sent
 1F0 ... 1CHECK        sends hashes of its batch to rank 0
@@ -13,10 +13,10 @@ from smp_tf.pipeline.task import Program, Task
 
 
 def add_input_checks(program: Program) -> Program:
-    """Returns the program with a CHECK on every rank, last in its list, which nothing waits for.
+    """Returns the program with a CHECK at the end of every rank's list. Nothing waits for it.
 
     Args:
-        program: without any CHECK. One of a single rank, which has nobody to differ from, stays as it is.
+        program: a program without any CHECK. One of a single rank, which cannot differ from others, stays as it is.
     """
     if program.stages == 1:
         return program

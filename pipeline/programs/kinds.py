@@ -1,7 +1,7 @@
-"""What is known of each kind of task: one table, which everything that handles tasks asks.
+"""The table of what is known of each kind of task. All code that handles tasks asks it.
 
 A new kind of task needs a row here and, where ranks run it, an emitter in `run/emitters.py`, and nothing else. A kind
-that a pass puts into the list is made with its row, in a line above the table.
+that a pass puts into the list is made together with its row, in a line above the table.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from smp_tf.pipeline.task import Index, Kind, Task
 
 
 class Busy(enum.Enum):
-    """What of a rank is busy while a task runs."""
+    """What part of a rank is busy while a task runs."""
 
-    #: The rank itself, which does one such task after the other, in the order of its list.
+    #: The rank itself, which runs one such task after the other, in the order of its list.
     RANK = enum.auto()
     #: The rank's line to the other replicas: one such task after the other, while the rank computes.
     LINE = enum.auto()
-    #: Nothing: the task goes on next to all else, and no task of its rank waits for it because of its place.
+    #: Nothing. The task goes on next to all else, and no task of its rank waits for it because of its place.
     NOTHING = enum.auto()
     #: A message, which travels next to all else.
     MESSAGE = enum.auto()
 
 
 class Holds(enum.Enum):
-    """How a task changes what lies in a stage's memory."""
+    """How a task changes what is in a stage's memory."""
 
     #: It reads and makes the tensors of a segment.
     SEGMENT = enum.auto()
@@ -47,7 +47,7 @@ class Stash(enum.Enum):
 
     BEGINS = enum.auto()
     ENDS = enum.auto()
-    #: It ends the stash where the caller takes this piece of a backward in two for the one that does.
+    #: It ends the stash where the caller says that this piece of a backward in two does so.
     MAY_END = enum.auto()
     IS_LEFT = enum.auto()
 
@@ -57,17 +57,17 @@ class Row:
     """What is known of a kind of task.
 
     Attributes:
-        needs: returns the numbers of what a task needs finished before it begins, given where tasks stand, the rank
-            and the task.
-        seconds: returns how long a task takes, given the times of a program and the task.
-        part: what the time of a rank that runs such a task goes into: a part of `measure/step_anatomy.py`.
-        color: of a task in a picture, one that people who see colours differently can tell apart (Okabe and Ito, 2008);
-            None where it is not drawn.
+        needs: takes the places of tasks, the rank and the task, and returns the numbers of the tasks that must end
+            before it begins.
+        seconds: takes the times of a program and the task, and returns how long the task takes.
+        part: what the time of a rank that runs such a task counts as: a part of `measure/step_anatomy.py`.
+        color: colour of a task in a picture; None where it is not drawn. People who see colours differently can tell
+            the colours apart (Okabe and Ito, 2008).
         words: what it stands for, in a legend.
-        busy: what of the rank is busy while it runs.
-        holds: how it changes what lies in memory.
-        stash: what it does to what is kept for backward.
-        alone: whose share of its time it takes while the other ranks of its host wait; None where it takes all of it.
+        busy: what part of the rank is busy while it runs.
+        holds: how it changes what is in memory.
+        stash: what it does to the activations that are kept for backward.
+        alone: which share of its time it takes while the other ranks of its host wait; None where it takes all of it.
     """
 
     needs: Callable[[Places, int, Task], tuple[int, ...]]
@@ -82,7 +82,7 @@ class Row:
 
 
 def once(times: TaskTimes, task: Task) -> float:
-    """Returns how long a task takes that is done once a step."""
+    """Returns how long a task takes that runs once per step."""
     return times.once.get(task, 0.0)
 
 
@@ -97,21 +97,21 @@ WEIGH = Kind("WEIGH", Index.BUCKET)
 REDUCE = Kind("REDUCE", Index.BUCKET)
 #: Update weights.
 APPLY = Kind("APPLY", Index.BUCKET)
-#: Hold the batch of this rank against that of the replica's first rank.
+#: Compare the batch of this rank with that of the replica's first rank.
 CHECK = Kind("CHECK", Index.BUCKET)
 #: Send a few numbers to the first stage, such as squares for a norm.
 TELL = Kind("TELL", Index.BUCKET)
-#: Put those of all stages together.
+#: Add up those of all stages.
 SUM = Kind("SUM", Index.BUCKET)
 
 
 def of_averages(places: Places, rank: int, task: Task) -> tuple[int, ...]:
-    """Returns what a task needs that reads gradients after they were averaged over the replicas."""
+    """Returns what a task needs that reads gradients after their average over the replicas."""
     return (*places.of_gradients(rank, task), *places.of_bucket(REDUCE, task))
 
 
 def of_stage_sum(places: Places, rank: int, task: Task) -> tuple[int, ...]:
-    """Returns what a SUM needs: on the first rank what all others tell, on the others what that one made of it."""
+    """Returns what a SUM needs: on the first rank what all others tell, on the others the first rank's result."""
     if rank == 0:
         return tuple(places.number_of(Task(TELL, other)) for other in range(1, places.program.stages))
     return places.number_of(Task(TELL, rank)), places.number_of(Task(SUM, 0))

@@ -1,4 +1,4 @@
-"""Where the tasks of a program stand in its lists, and so what a task of each sort has to wait for.
+"""Finds where tasks are in the lists of a program, and so what a task of each sort has to wait for.
 
 Tasks are numbers here, in the order of the lists, rank after rank.
 """
@@ -14,11 +14,11 @@ from smp_tf.pipeline.task import BucketMakers, Edge, Kind, Program, Task, goes_d
 
 
 class Places:
-    """Where what a task may need stands in the lists.
+    """The places in the lists of all that a task may need.
 
     Args:
-        program: any program, also one that cannot run.
-        edges: the edges its SEND and RECV tasks name; None for a program without transfers.
+        program: any program, even one that cannot run.
+        edges: the edges that its SEND and RECV tasks name; None for a program without transfers.
     """
 
     def __init__(self, program: Program, edges: Sequence[Edge] | None) -> None:
@@ -31,7 +31,7 @@ class Places:
         #: By edge and chunk, and then by microbatch.
         self.sends: dict[tuple[int | None, int], dict[int | None, int]] = defaultdict(dict)
         self.receives: dict[tuple[int | None, int], dict[int | None, int]] = defaultdict(dict)
-        #: Of what is done for all of a rank: by the task, and by its kind and stage.
+        #: For tasks that are done for all of a rank: by the task, and by its kind and stage.
         self.once: dict[Task, int] = {}
         self.of_kind: dict[tuple[Kind, int], list[int]] = defaultdict(list)
         for number, task in enumerate(self.tasks):
@@ -64,7 +64,7 @@ class Places:
                 self.step_results[edge.dst_chunk].append(edge)
 
     def of_nothing(self, rank: int, task: Task) -> tuple[int, ...]:
-        """Returns that a task needs nothing."""
+        """Returns no numbers, for a task that needs nothing."""
         return ()
 
     def _sorted(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
@@ -78,14 +78,14 @@ class Places:
         return self.lacking[task]
 
     def of_others(self, rank: int, task: Task) -> tuple[int, ...]:
-        """Returns that a task of the first rank needs those of its kind of all others, which need nothing."""
+        """Returns what a task of the first rank needs: those of its kind on all other ranks, which need nothing."""
         if rank > 0:
             return ()
         others = [Task(task.kind, other, bucket=task.bucket) for other in range(1, self.program.stages)]
         return tuple(self.number_of(other) for other in others)
 
     def number_of(self, task: Task) -> int:
-        """Returns the number of a task that is done once a step, also of one that the program lacks."""
+        """Returns the number of a task that runs once per step, even of one that the program lacks."""
         number = self.once.get(task)
         return self._lacking(task) if number is None else number
 
@@ -147,9 +147,9 @@ class Places:
         return receive
 
     def of_gradients(self, rank: int, task: Task) -> tuple[int, ...]:
-        """Returns what a task needs that reads gradients, what other ranks add to them included.
+        """Returns what a task needs that reads gradients, with what other ranks add to these.
 
-        These are those of its bucket where the program says what makes that, and else all of the rank.
+        These are the tasks for its bucket, where the program says what makes it; else all tasks of the rank.
         """
         makers = None if task.bucket is None else self.makers.get((rank, task.bucket))
         if makers is not None:
@@ -170,7 +170,7 @@ class Places:
         return tuple(needed)
 
     def of_bucket(self, kind: Kind, task: Task) -> tuple[int, ...]:
-        """Returns the tasks of a kind that are done for the bucket of a task; all of its stage where it names none."""
+        """Returns the tasks of a kind for the bucket of a task; all of its stage where the task names no bucket."""
         own = self.of_kind[kind, task.chunk]
         return tuple(n for n in own if task.bucket is None or self.tasks[n].bucket in (None, task.bucket))
 
@@ -188,7 +188,7 @@ class Places:
         return tuple(chain.from_iterable(self._finished(chunk, sweep, each) for each in every))
 
     def _first(self, chunk: int, sweep: int, microbatch: int) -> int:
-        """Returns the task that makes what the next chunk of the sweep needs: of I and W it is I."""
+        """Returns the task that makes what the next chunk of the sweep needs. Of I and W it is I."""
         return self._finished(chunk, sweep, microbatch)[0]
 
     def _finished(self, chunk: int, sweep: int, microbatch: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""Puts the averages of gradients over replicas into a program, a REDUCE per bucket.
+"""Puts the averages of gradients over replicas into a program, as one REDUCE per bucket.
 
-Each stands after the last task that adds to its bucket:
+Each comes after the last task that adds to its bucket:
 
 0F0 0F1 0B0 0B1 0REDUCE0 0REDUCE1        a rank goes on with its list; its line to the replicas takes
 1F0 1B0 1F1 1B1 1REDUCE0 1S1.1           one bucket after the other
@@ -21,11 +21,11 @@ def add_reductions(program: Program, buckets: Sequence[BucketMakers]) -> Program
     """Returns the program with a REDUCE for every bucket.
 
     Args:
-        program: with its transfers, and without any REDUCE.
-        buckets: what is averaged together on every stage, and what makes it; of a stage in order.
+        program: a program with its transfers, and without any REDUCE.
+        buckets: what is averaged together on every stage, and what makes it, in order for each stage.
 
     Raises:
-        ProgramError: a bucket names a stage that there is not, or no task of its stage makes anything of it.
+        ProgramError: a bucket names a stage that does not exist, or no task of its stage makes anything of it.
     """
     after: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for bucket in buckets:
@@ -44,16 +44,16 @@ def add_reductions(program: Program, buckets: Sequence[BucketMakers]) -> Program
 
 
 def check_replicas(programs: Sequence[Program]) -> None:
-    """Raises an error that says who waits for whom, unless replicas do what they do together in one order.
+    """Raises an error that says who waits for whom, unless replicas do their common tasks in one order.
 
-    A rank's line to the other replicas takes one such task after the other, and a task ends when the ranks of all
-    replicas that hold the stage have begun it. How many microbatches a replica runs is its own.
+    A rank's line to the other replicas takes one such task after the other. A task ends when the ranks of all replicas
+    that hold the stage have begun it. Each replica has its own number of microbatches.
 
     Args:
-        programs: of every replica, each checked by itself.
+        programs: the program of every replica, each checked by itself.
 
     Raises:
-        ProgramError: the replicas have other numbers of stages, or ranks wait for each other forever.
+        ProgramError: the replicas have different numbers of stages, or ranks wait for each other forever.
     """
     stages = {program.stages for program in programs}
     if len(stages) > 1:

@@ -1,13 +1,12 @@
-"""Replays a program: when does each task run, and which ranks get stuck.
+"""Replays a program, to find when each task runs, and which ranks get stuck.
 
-Every rank goes through its list. A compute task starts when the rank is free and all it depends on
-is finished. Transfers, and what ranks do with other replicas, are those of `walk`.
+Every rank goes through its list. A compute task starts when the rank is free and all that it depends on has ended.
+Transfers, and what ranks do with other replicas, are handled by `walk`.
 
-With a limit on send buffers, a rank does not pass a SEND before one of the buffers of that edge is
-free again, and a buffer is free when its transfer has moved.
+With a limit on send buffers, a rank passes a SEND only when a buffer of that edge is free. A buffer is free again when
+its transfer has moved.
 
-What comes out does not depend on which rank goes on first, so a rank's time may be far ahead of
-another's.
+The result does not depend on which rank goes on first, so a rank's time may be far ahead of another's.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from smp_tf.pipeline.task import Kind, Program, Task
 class Span:
     """When a task ran, in the unit of the given durations.
 
-    A transfer starts when its end is opened and ends when the tensor has arrived.
+    A transfer starts when its end is opened, and ends when the tensor has arrived.
     """
 
     task: Task
@@ -35,7 +34,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A rank that waits forever: at which position of its list, and for which tasks."""
+    """A rank that waits forever, its position in the list, and the tasks that it waits for."""
 
     rank: int
     position: int
@@ -44,13 +43,13 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came out.
+    """The result of a replay.
 
     Attributes:
-        program: what was replayed.
-        starts: when each task of each rank's list started; None of those that did not run.
-        ends: when they ended.
-        stuck: the ranks that did not get through.
+        program: the program that was replayed.
+        starts: when each task of each rank's list started; None for a task that did not run.
+        ends: when these tasks ended.
+        stuck: the ranks that did not get through their lists.
     """
 
     program: Program
@@ -60,7 +59,7 @@ class Replay:
 
     @cached_property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """The spans of the tasks that ran, in the order of each rank's list."""
+        """Returns the spans of the tasks that ran, in the order of each rank's list."""
         return tuple(
             tuple(
                 Span(task, start, end)
@@ -82,9 +81,9 @@ def replay(
 
     Args:
         program: the lists to go through.
-        depends: what its tasks depend on, as `dependencies` returns it.
-        duration: time a rank is busy with a task that is not a transfer.
-        latency: time between a task and a dependent of it on another rank; asked about SEND tasks,
+        depends: what its tasks depend on, from `dependencies`.
+        duration: returns the time that a rank is busy with a task that is no transfer.
+        latency: returns the time between a task and a dependent of it on another rank. It is asked about SEND tasks,
             and about compute tasks that another rank's compute task depends on.
         send_buffers: how many tensors of an edge a sender can hold, by edge; None for any number.
 
@@ -96,7 +95,7 @@ def replay(
 
 
 class _Replayer(Walk):
-    """Each lane has a clock of its own."""
+    """Replays a program. Each lane has its own clock."""
 
     def __init__(
         self,
@@ -171,7 +170,7 @@ class _Replayer(Walk):
             if at < len(numbers):
                 stuck.append(Stuck(rank, numbers[at] - first, self._missing(numbers[at])))
                 continue
-            # It went through its list, and of a transfer that it opened the other end is lacking.
+            # It went through its list, but the other end of a transfer that it opened is missing.
             open_end = next((number for number in numbers if self.end[number] is None), None)
             if open_end is not None:
                 is_send = self.tasks[open_end].kind is Kind.SEND
@@ -180,7 +179,7 @@ class _Replayer(Walk):
         return stuck
 
     def _missing(self, number: int) -> tuple[Task, ...]:
-        """Returns what a task waits for that its rank stands before."""
+        """Returns what the task that a rank is at waits for."""
         holder = self._holder(number) if self.tasks[number].kind is Kind.SEND else None
         if holder is not None and self.end[holder] is None:
             return (self.tasks[holder],)

@@ -1,12 +1,12 @@
-r"""Simulates a program whose ranks share the processors of a host: a task is faster while others wait.
+r"""Simulates a program whose ranks share the processors of a host, so that a task is faster while others wait.
 
     rank 0   |-- F0 --|- F1 -|          |---- B0 ----|--- B1 ---|
     rank 1            |- F0 -|--- B0 ---|-- F1 --|--- B1 ---|
                       both compute       B alone: faster
 
-What a task needs of its host is the larger, the less it slows down when it is alone, and known from two measurements
-of it: next to as many as share the host, and alone. While those that run at a moment need no more than there is, each
-goes at the pace it has alone; else all slow down in the same measure (processor sharing).
+Two measurements of a task say how much it needs of its host: one next to as many tasks as share the host, and one
+alone. The less it gains when it is alone, the less it needs. As long as the running tasks need no more than there is,
+each has the pace that it has alone. Else all slow down by the same factor (processor sharing).
 
 Source: Kleinrock, "Queueing Systems", volume 2 (1976), section 4.4, with several processors.
 """
@@ -33,12 +33,13 @@ _ARRIVAL, _END = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Which ranks of a program share a host, and what their tasks gain where the others of it wait.
+    """Which ranks of a program share a host, and what their tasks gain while the other ranks wait.
 
     Attributes:
-        hosts: a number for the host of each rank.
-        forward: what share of its time next to all ranks of its host a forward task takes alone, above 0, at most 1.
-        backward: the same of backward tasks.
+        hosts: the number of each rank's host.
+        forward: the share of its time next to all ranks of its host that a forward task takes alone; above 0, at most
+            1.
+        backward: the same for backward tasks.
 
     Example:
         >>> Sharing(hosts=(0, 0), forward=1.0, backward=0.5)
@@ -50,7 +51,7 @@ class Sharing:
     backward: float
 
     def of(self, task: Task) -> float:
-        """Returns what share of its time next to others a task takes alone."""
+        """Returns the share of its time next to others that a task takes alone."""
         match KINDS[task.kind].alone:
             case "forward":
                 return self.forward
@@ -70,7 +71,7 @@ def simulate_on_hosts(
     comm: float | Mapping[int, float] = 0.0,
     once: Mapping[Task, float] | None = None,
 ) -> Timeline:
-    """Returns what would run when, where ranks share hosts.
+    """Simulates what would run when, where ranks share hosts.
 
     Args:
         program: a program with or without transfers.
@@ -78,7 +79,7 @@ def simulate_on_hosts(
         edges: the edges that its SEND and RECV tasks name; None for a program without transfers.
         sharing: which ranks share a host, and what they gain alone.
         comm: how long a message takes, in the unit of `times`: one number, or one per edge index.
-        once: how long tasks take that are done once a step, such as REDUCE. What ranks do with other replicas takes
+        once: how long tasks take that run once per step, such as REDUCE. What ranks do with other replicas takes
             nothing of their host.
 
     Returns:
@@ -86,7 +87,7 @@ def simulate_on_hosts(
 
     Raises:
         ProgramError: ranks wait for each other forever.
-        ScheduleError: not as many times as chunks, or times per edge that lack an edge.
+        ScheduleError: there are not as many times as chunks, or times per edge lack an edge.
 
     Example:
         >>> from smp_tf.pipeline.schedules.schedule import build
@@ -100,18 +101,18 @@ def simulate_on_hosts(
 
 
 class _Host:
-    """The ranks of a host, all of which go on at one pace.
+    """The ranks of a host, which all go on at one pace.
 
-    What a rank runs is done when the host has gone on for so many seconds more of that rank's time alone. That number
-    is the same whatever the pace becomes, so the one that is done next is always the first of a heap.
+    A rank's task ends when the host has gone on for a number of seconds of that rank's time alone. That number is the
+    same whatever the pace becomes. So the task that ends next is always the first of a heap.
 
     Args:
-        ranks: how many share the host.
+        ranks: how many ranks share the host.
     """
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        #: At which share of the pace that they have alone ranks go on, since when, and how far they had come by then.
+        #: The share of their pace alone at which ranks go on, since when, and how far they had come by then.
         self.pace, self.since, self.come = 1.0, 0.0, 0.0
         #: How far the host has come when a rank is done, and the rank.
         self.running: list[tuple[float, int]] = []
@@ -119,14 +120,14 @@ class _Host:
         self.shares: Counter[float] = Counter()
 
     def begin(self, rank: int, now: float, seconds: float, share: float) -> None:
-        """Begins something of a rank, which takes some seconds alone: a share of what it takes next to all others."""
+        """Begins a rank's task, given its seconds alone and which share they are of its seconds next to all others."""
         heappush(self.running, (self._come(now) + seconds, rank))
         self.share[rank] = share
         self.shares[share] += 1
         self._set_pace(now)
 
     def end(self, now: float) -> list[int]:
-        """Takes the ranks out that are done at a moment, and returns them."""
+        """Removes the ranks that are done at a moment, and returns them."""
         done = []
         while self.running and self._moment(self.running[0][0]) <= now:
             done.append(heappop(self.running)[1])
@@ -136,14 +137,14 @@ class _Host:
         return done
 
     def next_end(self) -> float | None:
-        """Returns when the next rank is done if none begins anything; None where none runs anything."""
+        """Returns when the next rank is done if none begins a task; None where none runs a task."""
         return self._moment(self.running[0][0]) if self.running else None
 
     def _come(self, now: float) -> float:
         return self.come + (now - self.since) * self.pace
 
     def _moment(self, come: float) -> float:
-        # Not before the pace was set, which rounding may be.
+        # Not before the pace was set, which rounding could give.
         return self.since + max(0.0, come - self.come) / self.pace
 
     def _set_pace(self, now: float) -> None:
@@ -154,7 +155,7 @@ class _Host:
 
 
 class _Hosts(Walk):
-    """The state at one moment, and how it goes on to the next at which something ends or arrives."""
+    """The state at one moment, and how it goes on to the next moment at which something ends or arrives."""
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class _Hosts(Walk):
                     self._end_on(of)
 
     def _end_on(self, host: int) -> None:
-        # None of them where one that began meanwhile slowed them down; when they end then is another moment.
+        # There are none where a task that began meanwhile slowed them down. Then they end at another moment.
         for rank in self.hosts[host].end(self.now):
             self._ends(self.lanes[rank][self.at[rank]], self.now)
             self.at[rank] += 1

@@ -1,8 +1,7 @@
 """Simulates a program with given task times: step time, bubble, what runs when, and a drawing.
 
-The times are of a rank that has a processor for itself; transfers run during compute tasks and
-next to each other. What a rank does with other replicas runs during its compute tasks, one after the
-other.
+The times are those of a rank that has a processor for itself. Transfers run during compute tasks and next to each
+other. What a rank does with other replicas runs during its compute tasks, one after the other.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ class Timeline:
     """A simulated step.
 
     Attributes:
-        program: what ran.
-        spans: start and end of each rank's tasks, in list order. A transfer starts when its end is
-            opened and ends when the tensor has arrived.
+        program: the program that ran.
+        spans: start and end of each rank's tasks, in list order. A transfer starts when its end is opened, and ends
+            when the tensor has arrived.
     """
 
     program: Program
@@ -35,12 +34,12 @@ class Timeline:
 
     @property
     def step_time(self) -> float:
-        """When all is done: the last task of the last rank, and what it does with other replicas."""
+        """Returns when all is done: the last task of the last rank, and what it does with other replicas."""
         return max(span.end for spans in self.spans for span in spans)
 
     @property
     def computed(self) -> float:
-        """When the last task of the last rank is done, whatever it still does with other replicas."""
+        """Returns when the last task of the last rank is done, without what it still does with other replicas."""
         return max(
             (
                 span.end
@@ -53,7 +52,7 @@ class Timeline:
 
     @property
     def busy(self) -> tuple[float, ...]:
-        """Time each rank computes."""
+        """Returns the time that each rank computes."""
         return tuple(
             sum(span.end - span.start for span in spans if KINDS[span.task.kind].busy is Busy.RANK)
             for spans in self.spans
@@ -61,18 +60,18 @@ class Timeline:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """Time each rank does not compute, to the end of the step."""
+        """Returns the time that each rank does not compute, until the end of the step."""
         step_time = self.step_time
         return tuple(step_time - busy for busy in self.busy)
 
     @property
     def bubble_ratio(self) -> float:
-        """Share of all ranks' time in which they do not compute."""
+        """Returns the share of all ranks' time in which they do not compute."""
         total = self.step_time * self.program.stages
         return sum(self.idle) / total if total else 0.0
 
     def peak_activations(self, freed_by: Kind = Kind.W) -> tuple[float, ...]:
-        """Returns how many microbatches' activations each rank holds at most.
+        """Returns the most microbatches whose activations each rank holds.
 
         Args:
             freed_by: W, or I for segments that free nearly all of their stash at the first piece.
@@ -106,22 +105,22 @@ def simulate(
     comm: float | Mapping[int, float] = 0.0,
     once: Mapping[Task, float] | None = None,
 ) -> Timeline:
-    """Returns what would run when.
+    """Simulates what would run when.
 
     Args:
         program: a program with or without transfers.
         times: task times of every chunk, or one for all.
-        edges: the edges its SEND and RECV tasks name; None for a program without transfers, whose
-            chunks are taken to form a chain.
+        edges: the edges that its SEND and RECV tasks name; None for a program without transfers, whose chunks are
+            assumed to form a chain.
         comm: how long a message takes, in the unit of `times`: one number, or one per edge index.
-        once: how long tasks take that are done once a step, such as REDUCE, in the unit of `times`; none by default.
+        once: how long tasks take that run once per step, such as REDUCE, in the unit of `times`; none by default.
 
     Returns:
         The timeline.
 
     Raises:
-        ProgramError: ranks wait for each other forever; `check` says why.
-        ScheduleError: not as many times as chunks, or times per edge that lack an edge.
+        ProgramError: ranks wait for each other forever. `check` says why.
+        ScheduleError: there are not as many times as chunks, or times per edge lack an edge.
 
     Example:
         >>> from smp_tf.pipeline.schedules.schedule import build
@@ -140,10 +139,10 @@ def latency_of(comm: float | Mapping[int, float], edges: Sequence[Edge] | None) 
 
     Args:
         comm: one number, or one per edge index.
-        edges: of the program; None for one without transfers.
+        edges: edges of the program; None for one without transfers.
 
     Raises:
-        ScheduleError: times per edge that lack an edge.
+        ScheduleError: times per edge lack an edge.
     """
     if isinstance(comm, int | float):
         return lambda task: comm
@@ -155,7 +154,7 @@ def latency_of(comm: float | Mapping[int, float], edges: Sequence[Edge] | None) 
         )
 
     def latency(task: Task) -> float:
-        # What is sent aside, such as hashes of a batch, is in no edge.
+        # Other messages, such as hashes of a batch, belong to no edge.
         return 0.0 if task.edge is None else comm[task.edge]
 
     return latency
@@ -177,10 +176,10 @@ def lower_bound(
     split_backward: bool = False,
     cores: int | None = None,
 ) -> float:
-    """Returns a time that no schedule of these tasks beats, messages being free.
+    """Returns a time that no schedule of these tasks beats, even if messages are free.
 
-    A rank cannot start before a microbatch has come up to its first chunk. With backward in one piece, what it did last
-    has to travel back down after it. With backward cut in two, the other ranks may still have weight gradients to make
+    A rank cannot start before a microbatch has come up to its first chunk. With backward in one piece, its last result
+    has to travel back down. With backward cut in two, the other ranks may still have weight gradients to make
     meanwhile, and rank 0 has at least one to make at the end.
 
     Args:
@@ -188,7 +187,7 @@ def lower_bound(
         microbatches: how many microbatches a step runs.
         placement: rank of each chunk; None for one chunk per rank.
         split_backward: whether backward is cut into I and W.
-        cores: how many processors all ranks together have; None for enough.
+        cores: number of processors that all ranks together have; None for enough.
 
     Returns:
         The bound, in the unit of `times`.

@@ -1,7 +1,6 @@
-"""Counts of how many microbatches a program keeps activations, and of which chunks.
+"""Counts for how many microbatches a program keeps activations, and of which chunks.
 
-A chunk keeps the activations of a microbatch from its F on, until its B is done or, where backward
-is in two pieces, its W:
+A chunk keeps the activations of a microbatch from its F until its B is done or, where backward is in two pieces, its W:
 
     rank 0    0F0  3F0  0F1  3I0  3W0  0I0  0W0
     chunk 0    1    1    2    2    2    2    1
@@ -17,18 +16,18 @@ from smp_tf.pipeline.task import Kind, Program, Task
 
 
 def peak_stash(program: Program, freed_by: Kind = Kind.W) -> tuple[int, ...]:
-    """Returns how many microbatches of activations each rank holds at most at once.
+    """Returns the most microbatches of activations that each rank holds at once.
 
-    A chunk keeps the activations of a microbatch from its F on, until its B is done or, where
-    backward is in two pieces, until `freed_by`. Without backward nothing is kept.
+    A chunk keeps the activations of a microbatch from its F until its B is done or, where backward is in two pieces,
+    until `freed_by`. Without backward nothing is kept.
 
     Args:
         program: the program of one step.
         freed_by: W, or I for segments that free nearly all of their stash at the first piece.
 
     Returns:
-        One count per rank, in units of one chunk and one microbatch: with several chunks per rank
-        the sum over them at the moment at which it is largest.
+        One count per rank, in units of one chunk and one microbatch. With several chunks per rank, it is the largest
+        sum over them at any moment.
 
     Example:
         >>> from smp_tf.pipeline.schedules.schedule import build
@@ -41,19 +40,19 @@ def peak_stash(program: Program, freed_by: Kind = Kind.W) -> tuple[int, ...]:
 
 
 def stash_profile(program: Program, freed_by: Kind = Kind.W) -> tuple[tuple[Mapping[int, int], ...], ...]:
-    """Returns what each rank holds of each of its chunks, at the moments at which it may hold most.
+    """Returns what each rank holds of each of its chunks at the moments at which it may hold most.
 
-    Chunks differ in size, so which moment is the fullest one depends on their bytes. A moment at
-    which another one has no less of any chunk is left out. What a rank needs is
-    `max(sum(count * nbytes[chunk] for chunk, count in held.items()) for held in profile[rank])`.
+    Chunks differ in size, so their bytes decide which moment is the fullest. A moment is left out if another one has no
+    less of any chunk. What a rank needs is `max(sum(count * nbytes[chunk] for chunk, count in held.items()) for held in
+    profile[rank])`.
 
     Args:
         program: the program of one step.
         freed_by: W, or I for segments that free nearly all of their stash at the first piece.
 
     Returns:
-        Per rank, one mapping from chunk to microbatches held per moment, with all chunks of the
-        rank; of one chunk per rank there is one moment. Without backward nothing is held.
+        For each rank and moment, a mapping from chunk to microbatches held, with all chunks of the rank. With one chunk
+        per rank there is one moment. Without backward nothing is held.
 
     Example:
         >>> from smp_tf.pipeline.schedules.schedule import build
@@ -66,7 +65,7 @@ def stash_profile(program: Program, freed_by: Kind = Kind.W) -> tuple[tuple[Mapp
 
 
 def _moments(program: Program, tasks: Sequence[Task], freed_by: Kind) -> Iterator[Mapping[int, int]]:
-    """Yields what is held of each chunk after each F, and at the start; only there can it be most."""
+    """Yields what is held of each chunk after each F, and at the start. Only there can it be most."""
     held = {chunk: 0 for chunk in sorted({task.chunk for task in tasks if task.kind.is_compute})}
     yield dict(held)
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Counts what a stage holds over a step, besides its weights: all stages' tasks are replayed, and tensors come and go.
+"""Counts what a stage holds over a step, besides its weights, by replaying the tasks of all stages.
 
     stage 0    F0 ──── F1 ──── ┄┄┄┄ B0 ──── B1 ────
     stash      ├ of 0 ──────────────────┤
@@ -7,7 +7,7 @@
     received                      ├ for B0 ─┤           from its arrival to the end of its reader
     working    ▄▄▄▄    ▄▄▄▄         ▄▄▄▄    ▄▄▄▄        of the segment that runs
 
-The fullest moment is what must fit; what each tensor is for is told apart there.
+The fullest moment is what must fit. Its bytes are counted by purpose.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class StepMemory:
     """Bytes that a stage holds at a moment of forward and backward, such as the fullest.
 
     Args:
-        stash: what forward keeps for backward, of all microbatches under way.
-        transport: what was received and is not read yet, and what is not sent yet.
-        working: what lives within the task that runs, and results that are kept to the end.
+        stash: what forward keeps for backward, for all microbatches under way.
+        transport: what was received but not yet read, and what is not yet sent.
+        working: what lives within the running task, and results that are kept to the end.
     """
 
     stash: int
@@ -47,7 +47,7 @@ class StepMemory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Returns all bytes."""
         return self.stash + self.transport + self.working
 
 
@@ -62,14 +62,14 @@ def step_memory(
 
     Args:
         split: the cut step.
-        program: the tasks of all stages, transfers included.
+        program: the tasks of all stages, with transfers.
         edges: the transfers, as the program names them.
-        times: how long the tasks of each chunk take, in any one unit; where that is not known, several that may be, of
-            which for every stage those count with which it holds the most.
-        samples: samples of a microbatch, where the graph leaves that length open.
+        times: how long the tasks of each chunk take, in any one unit. Where this is unknown, there are several
+            candidates. For every stage, those count with which it holds the most.
+        samples: samples of a microbatch, where the graph does not say their number.
 
     Returns:
-        One entry a stage. Weights, slots, the stage's own sums of gradients and the batch are not in it.
+        One entry for each stage, without weights, slots, the stage's own sums of gradients and the batch.
     """
     stages = _stages(split, program.stages, samples)
     timelines = [simulate(program, each, edges).spans for each in times]
@@ -87,12 +87,12 @@ def memory_over_step(
 
     Args:
         split: the cut step.
-        timeline: what runs when, transfers included.
-        samples: samples of a microbatch, where the graph leaves that length open.
+        timeline: what runs when, with transfers.
+        samples: samples of a microbatch, where the graph does not say their number.
 
     Returns:
-        Per stage, when a task begins or ends and what is held from then on: within a task all that is there at any time
-        of it. Weights, slots, the stage's own sums of gradients and the batch are not in it.
+        For each stage, when a task begins or ends, and what is held from then on. Within a task, all counts that exists
+        at any time of it. Weights, slots, the stage's own sums of gradients and the batch are not counted.
     """
     read = _first_reads(split, timeline.spans)
     stages = _stages(split, len(timeline.spans), samples)
@@ -104,7 +104,7 @@ def _stages(split: Split, count: int, samples: int) -> list[_Stage]:
     return [_Stage(split, stage, seconds, samples) for stage in range(count)]
 
 
-#: When what is sent is first read, by transfer and microbatch.
+#: When each sent tensor is first read, by transfer and microbatch.
 _Reads = Mapping[tuple[int, int], float]
 
 
@@ -125,7 +125,7 @@ def _first_reads(split: Split, spans: Sequence[Sequence[Span]]) -> _Reads:
 
 
 class _Use(enum.Enum):
-    """What a tensor that lives longer than a task is there for."""
+    """The purpose of a tensor that lives longer than a task."""
 
     STASH = 0
     TRANSPORT = 1
@@ -134,7 +134,7 @@ class _Use(enum.Enum):
 
 @dataclass(slots=True)
 class _Life:
-    """From when to when a tensor of a microbatch is there, and when a segment first reads it."""
+    """When a tensor of a microbatch comes and goes, and when a segment first reads it."""
 
     begin: float
     end: float
@@ -144,19 +144,19 @@ class _Life:
 
 
 def _moments(changes: Mapping[_Use, Sequence[int]], working: Sequence[int]) -> Iterator[StepMemory]:
-    """Yields what is there at one moment after the other, given what comes and goes before each."""
+    """Yields what exists at one moment after the other, given what comes and goes before each."""
     held = {use: list(accumulate(change)) for use, change in changes.items()}
     for at, own in enumerate(working):
         yield StepMemory(held[_Use.STASH][at], held[_Use.TRANSPORT][at], held[_Use.RESULT][at] + own)
 
 
 def _key(task: Task) -> Visit:
-    """Returns when a microbatch is in its chunk by a task."""
+    """Returns the visit of a microbatch that a task is."""
     return Visit(task.chunk, task.sweep or 0, task.part)
 
 
 class _Stage:
-    """One stage of the step, which is replayed by when its tasks run, and when what is sent is first read.
+    """One stage of the step, replayed by the times of its tasks and of the first reads of what is sent.
 
     Args:
         split: the cut step.
@@ -182,17 +182,17 @@ class _Stage:
         }
 
     def fullest(self, spans: Sequence[Span], read: _Reads) -> StepMemory:
-        """Returns what is there in the task in which most is there."""
+        """Returns what exists in the task in which most exists."""
         moments = [held for _, held in self.moments(spans, read)]
         if not moments:
             return StepMemory(0, 0, 0)
         most = max(moments, key=lambda moment: moment.total)
-        # The stash of all microbatches under way is told apart also where it is not whole at that moment.
+        # The stash of all microbatches under way is counted as such, even where it is not complete at that moment.
         stash = max(moment.stash for moment in moments)
         return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport))
 
     def moments(self, all_spans: Sequence[Span], read: _Reads) -> tuple[tuple[float, StepMemory], ...]:
-        """Returns when a task begins or ends, and what is there from then on."""
+        """Returns when tasks begin or end, and what exists from then on."""
         runs = [s for s in all_spans if KINDS[s.task.kind].holds is Holds.SEGMENT]
         spans = [s for s in runs if _key(s.task) in self._working]
         begins, ends = [span.start for span in spans], [span.end for span in spans]
@@ -200,7 +200,7 @@ class _Stage:
         behind = {use: [0] * (len(spans) + 1) for use in _Use}
         for tensor, life in self._lives(all_spans, read):
             nbytes = self._graph.type_of(tensor).nbytes(self._samples)
-            # In every task that ends after it came and begins before it went; and between tasks.
+            # A tensor counts in every task that ends after it came and begins before it went, and between tasks.
             for changes, first, last in (
                 (within, bisect_right(ends, life.begin), bisect_left(begins, life.end)),
                 (behind, bisect_left(ends, life.begin), bisect_left(ends, life.end)),
@@ -222,7 +222,8 @@ class _Stage:
             if holds is Holds.RECEIVED and task.edge in self._transfers:
                 self._begins(lives, self._transfers[task.edge].tensor, task.microbatch, span.end, _Use.TRANSPORT)
             elif holds is Holds.RECEIVED and task.edge in self._sums:
-                # What another stage adds to a gradient lies next to this stage's own sum until both are whole.
+                # What another stage adds to a gradient is in memory next to this stage's own sum until both are
+                # complete.
                 yield self._sums[task.edge], _Life(span.end, math.inf, _Use.TRANSPORT)
             elif holds is Holds.SENT and task.edge in self._transfers:
                 # A message may need all the time that it has.
@@ -239,7 +240,7 @@ class _Stage:
             if tensor in self._results:
                 life.end = math.inf
             if tensor in self._stash:
-                # What is received is stash from its first reader on.
+                # What is received counts as stash from its first reader on.
                 if life.received and life.read > life.begin:
                     yield tensor, _Life(life.begin, life.read, _Use.TRANSPORT)
                     life.begin = life.read

@@ -17,10 +17,9 @@ from smp_tf.pipeline.task import Edge, Kind, Program, Task
 def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1) -> Program:
     """Returns the program with a SEND and a RECV for every transfer edge and microbatch.
 
-    A SEND stands straight after the task that makes the tensor. A RECV stands `prefetch` compute
-    tasks before the receiving chunk's task of that sweep, so that the message travels while
-    another task computes. Both only start a transfer; what waits for a message is its reader. For
-    2 stages and 2 microbatches, edge 0 from F to F, edge 1 from B to B:
+    A SEND comes directly after the task that makes the tensor. A RECV comes `prefetch` compute tasks before the
+    receiving chunk's task of that sweep, so that the message travels while another task computes. Both only start a
+    transfer. The reader waits for the message. For 2 stages and 2 microbatches, edge 0 from F to F, edge 1 from B to B:
 
         rank 0      F0 S0.0 R1.0 F1 S0.1 R1.1 B0 B1
         rank 1 R0.0 F0 R0.1 B0 S1.0 F1 B1 S1.1
@@ -29,10 +28,9 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     holds at most prefetch + 1 tensors of an edge that are not read yet, however many microbatches
     there are.
 
-    Where the receiving chunk does its task of the maker's sweep before the maker, as the chunks
-    before the last one do when it sends its loss, the RECV stands straight after that task. The
-    reader comes a sweep later, and the tensor is part of the receiver's stash until then; a result
-    of the step has no reader at all, and is kept to the end.
+    The receiving chunk may run its task of the maker's sweep before the maker does, as when the last chunk sends its
+    loss. Then the RECV comes directly after that task. The reader comes a sweep later, and the tensor is part of the
+    receiver's stash until then. A result of the step has no reader at all and is kept to the end.
 
     A sender holds one tensor of an edge per chunk that the edge crosses. With one chunk per rank no
     rank runs farther ahead of another. With several one may: then a RECV is opened earlier, when
@@ -40,23 +38,23 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     So in that step no rank waits for a buffer, and since each goes through its list whatever the
     times are, in no other step do ranks wait for each other because their buffers are full.
 
-    A tensor sent once per step goes before its reader's first microbatch, or after its maker's last one. A result, such
-    as what one stage adds to the gradient of another one's weight, is asked for before the receiver's last task of the
-    maker's sweep. Nothing stands after that task then, and the receiver may hand on what it makes while it still
-    computes.
+    A tensor that is sent once per step goes before its reader's first microbatch, or after its maker's last one. A
+    result, such as what one stage adds to the gradient of another stage's weight, is asked for before the receiver's
+    last task of the maker's sweep. So nothing comes after that task, and the receiver may hand on what it makes while
+    it still computes.
 
     Args:
         program: compute tasks only, as `build` returns it.
-        edges: what has to move. Edges between two chunks of one rank need no transfer and get none.
-        prefetch: how many compute tasks ahead of its reader a tensor is asked for, 0 or more.
+        edges: the edges whose tensors have to move. Edges between two chunks of one rank need no transfer and get none.
+        prefetch: how many compute tasks before its reader a tensor is asked for, 0 or more.
 
     Returns:
-        The program with transfers; the compute tasks keep their order.
+        The program with transfers. The compute tasks keep their order.
 
     Raises:
-        ProgramError: the program has other than compute tasks, or an edge names what the program
-            does not have, or runs against the order of the sweeps.
-        ScheduleError: prefetch is negative.
+        ProgramError: the program has tasks other than compute tasks, or an edge names what the program does not have,
+            or is against the order of the sweeps.
+        ScheduleError: `prefetch` is negative.
     """
     require_at_least(0, "prefetch", prefetch)
     placement = program.placement()
@@ -96,7 +94,7 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
 def _ends(program: Program) -> list[list[float]]:
     """Returns when each rank is done with each of its tasks, if B takes two units of time and all else one.
 
-    Nothing if the program cannot run, which is for `check` to say.
+    It returns nothing if the program cannot run. Only `check` says why.
     """
     result = replay(program, dependencies(program), lambda task: 2.0 if task.kind is Kind.B else 1.0, lambda _: 0.0)
     return [] if result.stuck else [[end for end in ends if end is not None] for ends in result.ends]
@@ -106,7 +104,7 @@ _Positions = Mapping[tuple[int, int, int], list[int]]
 
 
 def _positions(program: Program) -> _Positions:
-    """Returns where on its rank's list each (chunk, sweep, microbatch) is computed; I before W."""
+    """Returns the position in its rank's list of each (chunk, sweep, microbatch). I comes before W."""
     where: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for tasks in program.ranks:
         for position, task in enumerate(tasks):
@@ -117,13 +115,13 @@ def _positions(program: Program) -> _Positions:
 
 
 def _made_by(program: Program, where: _Positions, edge: Edge, microbatch: int | None) -> int:
-    """Returns the position of the task after which the edge's tensor is there; -1 is the step's start."""
+    """Returns the position of the task after which the edge's tensor exists; -1 is the step's start."""
     if edge.src_sweep is None:
         return -1
     key = edge.src_chunk, edge.src_sweep
     if microbatch is None:
         return max(where[(*key, each)][-1] for each in range(program.microbatches))
-    # Of a backward in two pieces, I makes what a chunk before needs, W may make all else.
+    # In a backward in two pieces, I makes what an earlier chunk needs, and W may make all else.
     pieces = where[(*key, microbatch)]
     return pieces[0] if edge.dst_sweep == edge.src_sweep else pieces[-1]
 
@@ -131,7 +129,7 @@ def _made_by(program: Program, where: _Positions, edge: Edge, microbatch: int | 
 def _opened_at(
     program: Program, where: _Positions, edge: Edge, microbatch: int | None, prefetch: int
 ) -> tuple[int, int]:
-    """Returns the position of the task before which the edge's RECV stands, and of the one it is meant for."""
+    """Returns the position of the task before which the edge's RECV comes, and that of the task which it is for."""
     if microbatch is None:
         if edge.dst_sweep is None:
             tasks = program.ranks[program.placement()[edge.dst_chunk]]

@@ -1,17 +1,17 @@
-r"""Goes through the lists of all ranks, each as far as it can.
+r"""Goes through the lists of all ranks, through each as far as possible.
 
-SEND and RECV take a rank no time: they open one end of a transfer, which moves when both ends are open (a rendezvous)
-and is finished a latency later:
+SEND and RECV take a rank no time. They open one end of a transfer. It moves when both ends are open (a rendezvous), and
+ends a latency later:
 
     rank 0   |--- F0 ---| S0.0 opens
                               \ latency
     rank 1   |-- B --| R0.0 opened earlier, finished here, its reader may start
 
-What a rank does with other replicas has a lane of its own: one such task after the other, each as soon as it has what
-it needs, while the rank goes on with its list. What keeps nothing busy has a lane for each task.
+What a rank does with other replicas has its own lane: one such task after the other, each as soon as it has what it
+needs, while the rank goes on with its list. A task that keeps nothing busy has a lane for itself.
 
-A rank that stands before something that cannot be known yet is taken up again when that has an end, and no earlier: no
-task is tried more often where there are many.
+A rank may wait for something whose end is not known yet. It is taken up again when that end is known, and no earlier.
+So no task is tried more often when there are many.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from smp_tf.pipeline.task import Program, Task
 
 
 class Walk(ABC):
-    """The state of all ranks. Tasks are numbers here, as `Dependencies` has them.
+    """The state of all ranks. Tasks are numbers here, as in `Dependencies`.
 
     Args:
         program: the lists to go through.
-        depends: what its tasks depend on, as `dependencies` returns it.
-        latency: time between a task and a dependent of it on another rank; asked about SEND tasks, and about compute
-            tasks that another rank's compute task depends on.
+        depends: what its tasks depend on, from `dependencies`.
+        latency: returns the time between a task and a dependent of it on another rank. It is asked about SEND tasks,
+            and about compute tasks that another rank's compute task depends on.
     """
 
     def __init__(self, program: Program, depends: Dependencies, latency: Callable[[Task], float]) -> None:
         self.program = program
         self.tasks, self.first, self.needs = depends.tasks, depends.first, depends.needs
         self.latency = latency
-        #: The numbers of each lane: of what the ranks do themselves, and then of what goes on next to that.
+        #: The numbers of each lane: first of what the ranks do themselves, then of what goes on next to that.
         self.lanes, self.rank_of_lane = self._lanes()
-        #: Where each lane stands.
+        #: The position of each lane.
         self.at = [0] * len(self.lanes)
-        # What the program lacks never starts.
+        # A task that the program lacks never starts.
         self.start: list[float | None] = [None] * len(self.tasks)
-        #: Of what has ended, or will as far as is known: a transfer whose ends are open.
+        #: The ends of tasks that have ended, and of transfers whose two ends are open.
         self.end: list[float | None] = [None] * len(self.tasks)
         #: The RECV of a SEND, once it is open.
         self._receive_of: dict[int, int] = {}
         self._able = deque(range(len(self.lanes)))
-        #: The lanes that stand before something that needs a task.
+        #: The lanes whose next task needs a task, by that task.
         self._waiting: dict[int, list[int]] = {}
 
     def _lanes(self) -> tuple[list[list[int]], list[int]]:
-        """Returns the numbers of each lane, and the rank that each is of; the first lanes are the ranks themselves."""
+        """Returns the numbers of each lane, and each lane's rank. The first lanes are the ranks themselves."""
         busy = {kind: row.busy for kind, row in KINDS.items()}
         own: list[list[int]] = []
         more: list[tuple[int, list[int]]] = []
@@ -74,7 +74,7 @@ class Walk(ABC):
 
     @abstractmethod
     def _advance(self, lane: int, number: int) -> bool:
-        """Takes the next task of a lane; False, and something will take the lane up, when it cannot go on."""
+        """Takes the next task of a lane. Returns False when it cannot go on; something takes the lane up later."""
 
     def _go_on(self) -> None:
         """Goes on with every lane that can."""
@@ -89,7 +89,7 @@ class Walk(ABC):
         self._able.append(lane)
 
     def _ready(self, lane: int, number: int, moment: float) -> float | None:
-        """Returns when all that a task needs is there; None, and the rank waits, while that is open."""
+        """Returns when all that a task needs is there; None while this is unknown, and then the rank waits."""
         first = self.first[self.rank_of(lane)]
         for need in self.needs[number]:
             ended = self.end[need]
@@ -116,7 +116,7 @@ class Walk(ABC):
             self._moves(number, receive)
 
     def _moves(self, send: int, receive: int) -> None:
-        """Ends both tasks of a transfer, whose ends are open."""
+        """Ends both tasks of a transfer whose two ends are open."""
         opened, other = self.start[send], self.start[receive]
         assert opened is not None
         assert other is not None

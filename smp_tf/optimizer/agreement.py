@@ -1,9 +1,9 @@
-"""Replicas apply the same averages, so they must do it alike: at its first use they compare an optimizer's arguments.
+"""Compares an optimizer's arguments on all replicas at its first use, since they must apply averages alike.
 
     replica 0: SGD(0.1)     replica 1: SGD(0.2)     ─▶ an error before the first weight changes
 
-Weights do not tell where replicas share the optimizer's slots: each follows the optimizer of the replica that updates
-it, and the gather makes it equal on all.
+Weights would not show a difference where replicas share the optimizer's slots. Each weight follows the optimizer of the
+replica that updates it, and the gather makes it equal on all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from smp_tf.job import exchange, runtime
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.sharding import layouts
 
-#: What an optimizer says of itself that changes no weight: names are counted up in each process, and who compiles
-#: depends on the host's devices.
+#: Arguments of an optimizer that change no weight. Names are counted in each process, and whether it compiles depends
+#: on the host's devices.
 _LEFT_OUT = ("name", "jit_compile")
 _NAME = "the optimizer with which they apply gradients"
 _HINT = (
@@ -36,23 +36,23 @@ _compared: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def require_equal_optimizers(optimizer: Any) -> None:
-    """Raises where replicas apply gradients of distributed models with other optimizers than each other.
+    """Raises an error where replicas apply gradients of distributed models with different optimizers.
 
-    Once for an optimizer, at its first use since `smp.init`, to which all replicas come; to later traces of a function
-    they may not come together.
+    It compares an optimizer once, at its first use since `smp.init`, which all replicas come to. They may not come
+    together to later traces of a function.
 
     Args:
-        optimizer: any Keras optimizer. Of one that does not say its arguments, the class is compared.
+        optimizer: any Keras optimizer. If it does not say its arguments, the class is compared.
 
     Raises:
-        RankMismatchError: they do; the message names the argument.
+        RankMismatchError: the optimizers differ. The message names the argument.
     """
     running = runtime.current_or_none()
     if running is None or running.topology.replicas == 1 or not running.config.check_replicas:
         return
     if _compared.get(optimizer) == runtime.starts():
         return
-    # The older optimizers make their count of steps when they are asked for it.
+    # Older optimizers make their count of steps when they are asked for it.
     with tf.init_scope(), tf_internals.kept_trace():
         exchange.agree(_NAME, _told(optimizer), CommGroup.RDP_GROUP, hint=_HINT)
     _compared[optimizer] = runtime.starts()
@@ -63,21 +63,22 @@ def _told(optimizer: Any) -> dict[str, Any]:
     try:
         config = optimizer.get_config()
     except Exception:
-        # Whatever a class of the script's raises there; it does so on all replicas.
+        # A class of the script's may raise anything here. It does so on all replicas.
         return told
-    # Otherwise weights would tell, and `fit` gives all replicas the state of one.
+    # Otherwise weights would show it, and `fit` gives all replicas the state of one.
     counted = {"iterations": int(optimizer.iterations)} if layouts.are_shared() else {}
     return {**told, **plain(config), **counted}
 
 
 def plain(value: Any) -> Any:
-    """Returns something as it can be compared between processes: as JSON holds it, numbers by their value.
+    """Returns a value in a form that processes can compare: as JSON holds it, with numbers by their values.
 
     Args:
         value: arguments of an optimizer, or one of them.
 
     Returns:
-        The same, without what changes no weight; of an object that is neither number, text nor container, its class.
+        The same, without arguments that change no weight. An object that is no number, text or container is replaced by
+        its class.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -93,7 +94,7 @@ def plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Returns a number, or an array of them, as floats: nobody minds whether 1 or 1.0 was given."""
+    """Returns a number, or an array of numbers, as floats, so that 1 equals 1.0."""
     array = np.asarray(value)
     if array.ndim:
         return [_number(one) for one in array]
@@ -101,7 +102,7 @@ def _number(value: Any) -> Any:
         return bool(array)
     if array.dtype.kind not in "iuf":
         return str(array)
-    # As its own type shows it: 0.1 of four bytes, not 0.10000000149.
+    # As its own type shows it, so that 0.1 of four bytes is not 0.10000000149.
     found = float(str(array.item() if array.dtype.kind != "f" else array[()]))
     return found if found == found else "nan"
 

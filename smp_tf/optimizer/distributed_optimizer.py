@@ -1,4 +1,4 @@
-"""An optimizer that averages over the replicas what no step has averaged."""
+"""Lets an optimizer average over the replicas what no step has averaged."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _Optimizer = TypeVar("_Optimizer")
 def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
     """Lets an optimizer average the gradients that it applies over the replicas.
 
-    Gradients that `accumulate` gives, and those of `fit`, are averaged by the step and pass as they are. What this adds
-    are gradients that were computed in another way, such as those of a model of the script's own, outside any step:
-    with it, one optimizer may be given both. What a script makes of averages, such as clipped ones, is averaged once
-    more: that changes no value, and costs a message in every step; let the optimizer clip instead.
+    Gradients from `accumulate`, and those of `fit`, are averaged by the step and pass unchanged. Gradients that were
+    computed in another way, such as those of a model of the script's own outside any step, are averaged. So one
+    optimizer may be given both. What a script makes from averages, such as clipped ones, is averaged once more. That
+    changes no value, but costs a message in every step. Let the optimizer clip instead.
 
     Args:
-        optimizer: of tf_keras, also a legacy one, or a `LossScaleOptimizer` (wrap this one, not the
-            optimizer within it).
+        optimizer: an optimizer of tf_keras, also a legacy one, or a `LossScaleOptimizer` (wrap it, not the optimizer
+            within it).
 
     Returns:
-        The same optimizer. Wrapping it twice is wrapping it once.
+        The same optimizer. Wrapping it a second time changes nothing.
 
     Raises:
-        StepError: what is given applies no gradients.
+        StepError: the argument applies no gradients.
 
     Example:
         >>> optimizer = smp.DistributedOptimizer(tf.keras.optimizers.Adam(1e-3))
@@ -53,8 +53,8 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
     def apply_gradients(grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         if recorded_apply.recorder() is None:
-            # Within a step they are those of one microbatch: the step averages their sum.
-            # One that a replica alone updates has its gradient from a step, which has averaged it for that replica.
+            # Within a step they are those of one microbatch, and the step averages their sum. A weight that a replica
+            # alone updates has its gradient from a step, which has averaged it for that replica.
             apart = layouts.are_received_apart()
             todo = [
                 place
@@ -64,7 +64,7 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
             averaged = average_gradients([pairs[place][0] for place in todo])
             for place, gradient in zip(todo, averaged, strict=True):
                 pairs[place] = gradient, pairs[place][1]
-        # Looked up anew: distributed models may have been made since.
+        # The method is looked up anew, since distributed models may have been made meanwhile.
         return getattr(optimizer, REPLACED_APPLY)(pairs, *args, **kwargs)
 
     setattr(optimizer, REPLACED_APPLY, apply)

@@ -1,16 +1,16 @@
-"""Limits how many large weights an optimizer updates at once: each update needs temporaries of its size.
+"""Limits how many large weights an optimizer updates at once, since each update needs temporaries of its size.
 
-An optimizer of Keras makes tensors as large as a weight while it updates it, and says of no two weights which is first.
-TensorFlow runs what is ready: the first op of every weight, then the second op of every weight, and what they make is
-there for all weights together, besides all gradients. So the update of a large weight waits for earlier ones:
+An optimizer of Keras makes tensors as large as a weight while it updates the weight, and does not order the weights.
+TensorFlow runs what is ready: the first op of every weight, then the second op of every weight. So the temporaries of
+all weights exist together, besides all gradients. Therefore the update of a large weight waits for earlier ones:
 
     weight 0   mul ─▶ add ─▶ assign ─┐
     weight 1   mul ─▶ add ─▶ assign ─┼─┐
     weight 2                         └─┼─▶ mul ─▶ add ─▶ assign
     weight 3                           └─▶ mul ─▶ add ─▶ assign
 
-Where one weight's update ends and the next one's begins is seen from the order in which the ops were made: an op waits
-for earlier ones only. Where gradients come in buckets, no bucket's updates wait for another one's.
+The order in which ops were made shows where one weight's update ends and the next one's begins. An op waits only for
+earlier ones. Where gradients come in buckets, no bucket's updates wait for another bucket's.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _ONLY_READ = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", 
 
 @contextlib.contextmanager
 def few_at_once(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Lets an optimizer update variables within its context, few large ones at a time.
+    """Lets an optimizer update variables within its context, only a few large ones at a time.
 
-    Where nothing is split, a graph stays op for op what it is without smp_tf. Eagerly one op is done after another. A
-    graph for sessions stays, too: one that runs a single update should not run others. What an optimizer makes of all
-    gradients before its first update, as to clip each by its norm, or of all weights after the last one, is not held
-    back.
+    Where nothing is split, a graph stays op for op what it is without smp_tf. Eagerly, ops run one after the other. A
+    graph for sessions stays as it is, too, since running a single update should not run others. What an optimizer makes
+    of all gradients before its first update, such as to clip each by its norm, or of all weights after the last one, is
+    not delayed.
 
     Args:
         pairs: gradients, or None, and variables that this rank updates.
@@ -54,7 +54,7 @@ def few_at_once(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     groups = _groups(pairs, graph, running.topology.replicas)
     before = len(graph.get_operations())
     yield
-    # A weight that waits for nothing ends an update, too: what follows is not its own.
+    # A weight that waits for nothing also ends an update, since what follows is not its own.
     lane_of: dict[int, tuple[_Lane | None, int]] = {id(variable.handle): (None, 0) for _, variable in pairs}
     for group in groups:
         lane_of |= _Lane.of(group)
@@ -64,11 +64,11 @@ def few_at_once(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
 
 
 def _groups(pairs: Sequence[tuple[Any, Any]], graph: Any, replicas: int) -> Iterable[Sequence[Any]]:
-    """Returns the variables whose gradients come together, so that their updates may wait for each other."""
+    """Returns groups of variables whose gradients come together, so that their updates may wait for each other."""
     groups: dict[int | None, list[Any]] = {}
     for gradient, variable in pairs:
         made = computed(gradient)
-        # What was made of averages may come one by one; but a branch begins when all that it is given is there.
+        # Gradients made from averages may come one by one. But a branch begins when all of its inputs are there.
         if made is not None or replicas == 1 or getattr(gradient, "graph", None) is not graph:
             groups.setdefault(made.bucket if made is not None else None, []).append(variable)
     return groups.values()
@@ -76,10 +76,10 @@ def _groups(pairs: Sequence[tuple[Any, Any]], graph: Any, replicas: int) -> Iter
 
 @dataclass
 class _Lane:
-    """Updates of one group of weights, as far as they have been gone through.
+    """The updates of one group of weights that were handled so far.
 
     Args:
-        most: bytes of weights that may be under way.
+        most: the most bytes of weights that may be under way.
         under_way: the ops that end the last updates, and bytes of their weights.
     """
 
@@ -88,16 +88,16 @@ class _Lane:
 
     @classmethod
     def of(cls, variables: Sequence[Any]) -> dict[int, tuple[_Lane | None, int]]:
-        """Returns the variables of a group, by handle; none where no more large ones are there than may run."""
+        """Returns the variables of a group, by handle; none where the group has no more large ones than may run."""
         sizes = ((id(variable.handle), _bytes(variable)) for variable in variables)
         large = [(handle, size) for handle, size in sizes if size >= LARGE]
         lane = cls(most_at_once(size for _, size in large))
         return {handle: (lane, size) for handle, size in large} if len(large) > FEW else {}
 
     def begin(self, size: int) -> list[tf.Operation]:
-        """Returns the ends of the updates that have to be done before one of so many bytes begins.
+        """Returns the ends of the updates that must be done before one of a number of bytes begins.
 
-        An update that waits holds a place of its own size: where sizes differ, what it waits for may be larger.
+        An update that waits holds a place of its own size. Where sizes differ, it may wait for a larger one.
         """
         ends = []
         while len(self.under_way) >= FEW and sum(each for _, each in self.under_way) + size > self.most:
@@ -109,8 +109,8 @@ def _let_wait(operations: Sequence[tf.Operation], written: Mapping[str, tuple[_L
     """Lets updates wait for earlier ones.
 
     Args:
-        operations: the optimizer's, as they were made.
-        written: the lane of a weight, or None, and its bytes, by the name that its handle has in the graph.
+        operations: operations of the optimizer, in the order in which they were made.
+        written: the lane of a weight, or None, and its bytes, by the name of its handle in the graph.
     """
     own: list[tf.Operation] = []
     for operation in operations:
@@ -132,7 +132,7 @@ def _let_wait(operations: Sequence[tf.Operation], written: Mapping[str, tuple[_L
 
 
 def _first_large(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
-    """Yields the ops that take or make something large, but for those that follow another one."""
+    """Yields the ops that take or make something large, except those that follow another one."""
     behind: set[str] = set()
     for operation in operations:
         if any(before.name in behind for before in (*(t.op for t in operation.inputs), *operation.control_inputs)):
@@ -143,5 +143,5 @@ def _first_large(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
 
 
 def _bytes(tensor: Any) -> int:
-    """Returns the bytes of a tensor or variable; 0 where its shape is not known."""
+    """Returns the bytes of a tensor or variable; 0 where its shape is unknown."""
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size if tensor.dtype != tf.resource else 0

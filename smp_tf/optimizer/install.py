@@ -26,7 +26,7 @@ state_patch = StatePatch(guarded.made_at_once, _fill)
 
 
 def patch_keras() -> None:
-    """Makes Keras and TensorFlow see all ranks, until `smp.shutdown`. Doing it twice is doing it once."""
+    """Makes Keras and TensorFlow see all ranks, until `smp.shutdown`. A second call changes nothing."""
     for patch in (optimizer_patch, state_patch, norm_patch, read_patch):
         if patch.install():
             on_shutdown(patch.remove)

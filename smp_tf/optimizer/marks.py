@@ -15,9 +15,9 @@ from smp_tf.replicas.gradient_marks import computed
 
 
 def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context that stands in a timeline as the apply of this rank.
+    """Returns a context that a timeline shows as the apply of this rank.
 
-    Where nothing is split, nothing is marked: a graph is then op for op what it is without smp_tf. What XLA compiles
+    Where nothing is split, nothing is marked, so that a graph is op for op what it is without smp_tf. What XLA compiles
     cannot be marked.
 
     Args:
@@ -31,7 +31,7 @@ def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextMana
 
 @contextlib.contextmanager
 def _marked(chunk: int, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Notes what is done in its context bucket by bucket, since it is done so."""
+    """Notes what is done in its context, bucket by bucket."""
     after: dict[int | None, list[Any]] = {}
     changed: dict[int | None, list[Any]] = {}
     for gradient, variable in pairs:

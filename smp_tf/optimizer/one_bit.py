@@ -1,14 +1,14 @@
-"""What the optimizers have in common that send one bit an element: a warm-up, a frozen variance, and the exchange.
+"""What the optimizers that send one bit per element share: a warm-up, a frozen variance, and the exchange.
 
     warm-up     gradients of this replica ── averaged, whole ─────▶ momentum, variance ─▶ weights
     afterwards  momentum of this replica ─── averaged, one bit ───▶ momentum            ─▶ weights
                                                                     variance as it was
 
-Without `"gradient_compression": "1bit"`, and with one replica, gradients come averaged and nothing is sent; the
+Without `"gradient_compression": "1bit"`, and with one replica, gradients are averaged already and nothing is sent. The
 variance is frozen all the same.
 
-The momentum is linear in the gradients, so what was lost of one can be added to the next. The variance is not; but
-after a while it changes little, and need not be sent at all.
+The momentum is linear in the gradients, so what one message lost can be added to the next. The variance is not linear,
+but after a while it changes little and need not be sent.
 
 Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML
 2021, section 4 and Algorithm 1.
@@ -39,7 +39,7 @@ _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 class OneBitOptimizer(Optimizer):
-    """An optimizer with momentum and variance, that averages over the replicas by itself where steps leave it to it.
+    """An optimizer with momentum and variance that itself averages over the replicas where steps leave this to it.
 
     Args:
         learning_rate: a number or a schedule.
@@ -47,15 +47,15 @@ class OneBitOptimizer(Optimizer):
         beta_2: decay of the variance, while that changes.
         epsilon: added to the root of the variance.
         warmup_steps: steps after which the variance stays as it is.
-        weight_decay: of Keras, decoupled from the gradients; None for none.
-        name: of the optimizer.
-        others: further arguments, of which there must be none.
+        weight_decay: Keras's weight decay, decoupled from the gradients; None for none.
+        name: name of the optimizer.
+        others: further arguments, which are all refused.
 
     Raises:
         ValueError: an argument is out of its range, or unknown.
     """
 
-    #: Said to those who must not know this class.
+    #: Says this to code that must not know this class.
     averages_itself = True
 
     def __init__(
@@ -92,11 +92,11 @@ class OneBitOptimizer(Optimizer):
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.warmup_steps = warmup_steps
-        #: What was not sent yet; nobody's variables, as the class says.
+        #: What was not sent yet. The variables belong to no model, as `ErrorFeedback` says.
         self.error_feedback = ErrorFeedback()
-        # The start of smp_tf in which replicas were last seen to be at the same step.
+        # The start of smp_tf in which replicas were last found at the same step.
         self._compared_in = -1
-        # Keys of the weights for which there are averages, until they are applied.
+        # Keys of the weights for which there are averages, until these are applied.
         self._averaged: set[Any] = set()
 
     def build(self, var_list: Sequence[Any]) -> None:
@@ -110,10 +110,10 @@ class OneBitOptimizer(Optimizer):
         self._build_more(var_list)
 
     def _build_more(self, var_list: Sequence[Any]) -> None:
-        """Makes what further slots there are."""
+        """Makes further slots, if there are any."""
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments with which the same optimizer is made again."""
+        """Returns the arguments that make the same optimizer again."""
         return {
             "name": self.name,
             "learning_rate": self._serialize_hyperparameter(self._learning_rate),
@@ -125,11 +125,11 @@ class OneBitOptimizer(Optimizer):
         }
 
     def slots_beside(self) -> float:
-        """Returns what this rank keeps of a weight besides its slots, in sizes of the weight."""
+        """Returns what this rank keeps for a weight besides its slots, in sizes of the weight."""
         return errors_per_weight(runtime.current().topology.replicas) if unaveraged.are_left() else 0.0
 
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Averages over the replicas what this one has: its gradients, or after the warm-up its momenta."""
+        """Averages this replica's gradients, or after the warm-up its momenta, over the replicas."""
         pairs = list(grads_and_vars)
         self._averaged.clear()
         if not unaveraged.are_left():
@@ -154,7 +154,7 @@ class OneBitOptimizer(Optimizer):
 
     @abc.abstractmethod
     def update_step(self, gradient: Any, variable: Any) -> None:
-        """Applies what `aggregate_gradients` gives of a weight."""
+        """Applies the result of `aggregate_gradients` for a weight."""
 
     def _averaged_gradients(
         self, gradients: Sequence[Any], weights: Sequence[Any], groups: Sequence[Group]
@@ -173,7 +173,7 @@ class OneBitOptimizer(Optimizer):
         averages: dict[int, tf.Tensor] = {}
         ends: list[list[tf.Tensor]] = []
         for group in groups:
-            # Two at a time: each takes memory.
+            # Two at a time, since each takes memory.
             with tf.control_dependencies(ends[-2] if len(ends) > 1 else []):
                 slots = [self._slots_of(weights[member]) for member in group.members]
                 own = [
@@ -183,17 +183,17 @@ class OneBitOptimizer(Optimizer):
                 found = group.average(own, f"smp_one_bit_{group.number}", _handles())
             ends.append(found)
             for member, (momentum, velocity), average in zip(group.members, slots, found, strict=True):
-                # A sign cannot say zero.
+                # A sign cannot stand for zero.
                 averages[member] = tf.where(velocity > 0, tf.cast(average, momentum.dtype), tf.zeros_like(momentum))
         return [averages[position] for position in range(len(gradients))]
 
     def _require_equal_steps(self) -> None:
-        """Raises where replicas are at other steps: one would send gradients, another momenta, and both would wait.
+        """Raises an error where replicas are at different steps, since one would send gradients and another momenta.
 
-        At the first use since `smp.init` only: from then on they count alike.
+        It compares only at the first use since `smp.init`, since from then on all count alike.
 
         Raises:
-            RankMismatchError: they are.
+            RankMismatchError: the replicas are at different steps.
         """
         if self._compared_in == runtime.starts():
             return
@@ -217,10 +217,10 @@ class OneBitOptimizer(Optimizer):
         return self.iterations < self.warmup_steps
 
     def _is_exchanged(self, variable: Any) -> bool:
-        """Returns whether what is applied to a weight now comes of `aggregate_gradients`, and so will its momentum.
+        """Returns whether `aggregate_gradients` has made what is now applied to a weight, and will make its momentum.
 
         Raises:
-            StepError: it should, and does not.
+            StepError: it should have, and has not.
         """
         if not isinstance(layout_of(variable).gradient, Partial):
             return False
@@ -239,7 +239,7 @@ class OneBitOptimizer(Optimizer):
         return tf.where(self._is_warming(), tf.constant(warming, dtype), tf.constant(later, dtype))
 
     def _powers(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns what is left of the zeros that momentum and variance began with; of the latter, when it froze."""
+        """Returns the shares that the initial zeros still have in momentum and variance, the latter when it froze."""
         step = self.iterations + 1
         frozen = tf.minimum(step, self.warmup_steps)
         return (
@@ -249,10 +249,10 @@ class OneBitOptimizer(Optimizer):
 
 
 def _dense(gradient: Any, weight: Any) -> tf.Tensor:
-    """Returns a gradient as a tensor whose shape is known: slices do not say it."""
+    """Returns a gradient as a tensor of known shape, which slices do not have."""
     return tf.ensure_shape(tf.convert_to_tensor(gradient), weight.shape)
 
 
 def _handles() -> list[Any]:
-    """Returns the handles that order averages: one name stands for those of all steps and optimizers."""
+    """Returns the handles that order averages, since all steps and optimizers use the same name."""
     return [] if tf.executing_eagerly() else [order().handle]

@@ -1,9 +1,9 @@
-"""LAMB, whose variance and layerwise coefficients are frozen after a warm-up, but for a factor per layer.
+"""LAMB whose variance and layerwise coefficients are frozen after a warm-up, except for a factor per layer.
 
     warm-up      coefficient = |weight| / |update|                            averaged over the steps: c
     afterwards   coefficient = c x how much the variance has grown smaller    as far as what is sent tells it
 
-The factor is made of the gradient that two momenta differ by: every replica knows it, and nothing more is sent.
+The factor is made from the gradient by which two momenta differ. Every replica knows it, so nothing more is sent.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from smp_tf.optimizer.one_bit import OneBitOptimizer
 
 @registered
 class OneBitLAMB(OneBitOptimizer):
-    """LAMB for replicas on slow links: what `smp.OneBitAdam` is to Adam, for large batches.
+    """LAMB for replicas on slow links and large batches. It is to LAMB what `smp.OneBitAdam` is to Adam.
 
-    As with `smp.OneBitAdam` the replicas average gradients whole during a warm-up, and momenta of one bit an element
-    afterwards, with `"gradient_compression": "1bit"`; without it nothing is compressed. LAMB scales the update of each
-    weight by a coefficient. After the warm-up it is the average that it had there, times a factor. The factor is the
-    largest ratio of the root of the frozen variance to that of one which still follows the gradients. A weight (or
-    element of one) whose gradients were zero in all of the warm-up stays as it is, but for its decay.
+    As with `smp.OneBitAdam`, and with `"gradient_compression": "1bit"`, the replicas average whole gradients during a
+    warm-up, and momenta with one bit per element afterwards. Without that key nothing is compressed. LAMB scales the
+    update of each weight by a coefficient. After the warm-up the coefficient is its average over the warm-up, times a
+    factor. The factor is the largest ratio of the root of the frozen variance to the root of one that still follows the
+    gradients. A weight (or element of one) whose gradients were zero in all of the warm-up stays as it is, except for
+    its decay.
 
-    Momentum, variances and the average of the coefficient are corrected for the zeros they began with, the frozen ones
-    as they were then. The paper's scale for the momenta of each weight is not needed: blocks have scales of their own.
+    Momentum, variances and the average of the coefficient are corrected for their initial zeros, the frozen ones as
+    they were then. The paper's scale for the momenta of each weight is not needed, since blocks have their own scales.
 
     Source: Li et al., "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with LAMB's Convergence
     Speed", HiPC 2022 (arXiv 2104.06069), Algorithm 1; the share of decay in the factor as in DeepSpeed.
@@ -40,14 +41,15 @@ class OneBitLAMB(OneBitOptimizer):
         epsilon: added to the root of the variance.
         weight_decay: share of each weight that is added to its update, before this is scaled.
         warmup_steps: steps with gradients that are sent whole, at least 1.
-        max_coefficient: a weight's coefficient is at most this in the warm-up.
-        min_coefficient: and at least this.
+        max_coefficient: the largest coefficient of a weight in the warm-up.
+        min_coefficient: the smallest coefficient of a weight in the warm-up.
         coefficient_beta: decay of the coefficient's average per step, at least 0 and below 1.
-        max_factor: the factor of a weight is at most this.
-        min_factor: and at least this.
-        factor_threshold: share of itself by which the factor changes in a step at most.
-        name: of the optimizer.
-        **kwargs: none; what clips gradients in Keras's optimizers (`clipnorm` and its kin) is refused in words.
+        max_factor: the largest factor of a weight.
+        min_factor: the smallest factor of a weight.
+        factor_threshold: the largest share of itself by which the factor changes in a step.
+        name: name of the optimizer.
+        **kwargs: none are allowed. Arguments that clip gradients in Keras's optimizers (such as `clipnorm`) are refused
+            with a reason.
 
     Raises:
         ValueError: an argument is out of its range, or unknown.
@@ -78,7 +80,7 @@ class OneBitLAMB(OneBitOptimizer):
         name: str = "OneBitLAMB",
         **kwargs: Any,
     ) -> None:
-        # Keras's own decay is none of the update, which is scaled as a whole here.
+        # Keras's own decay is not a part of the update, which is scaled as a whole here.
         super().__init__(learning_rate, beta_1, beta_2, epsilon, warmup_steps, None, name, kwargs)
         if not 0.0 <= coefficient_beta < 1.0:
             raise ValueError(
@@ -103,7 +105,7 @@ class OneBitLAMB(OneBitOptimizer):
         self.factor_threshold = factor_threshold
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments with which the same optimizer is made again."""
+        """Returns the arguments that make the same optimizer again."""
         return super().get_config() | {
             "weight_decay": self.decay_of_update,
             "max_coefficient": self.max_coefficient,
@@ -128,7 +130,7 @@ class OneBitLAMB(OneBitOptimizer):
         value, dtype = tf.convert_to_tensor(gradient), variable.dtype
         rate = 1.0 - self.beta_1
         if self._is_exchanged(variable):
-            # Later it is the momentum, which says what gradient the replicas have had on average.
+            # Later it is the momentum, which says the replicas' average gradient.
             given = value * self._by_phase(1.0, 1.0 / rate, dtype) - momentum * self._by_phase(
                 0.0, self.beta_1 / rate, dtype
             )
@@ -148,7 +150,7 @@ class OneBitLAMB(OneBitOptimizer):
         variable.assign_sub(tf.cast(self.learning_rate, dtype) * coefficient * update)
 
     def _coefficient(self, variable: Any, root: Any, fresh: Any, adaptive: Any, update: Any) -> tf.Tensor:
-        """Returns what scales the update of a weight, a scalar; what is known of it is updated."""
+        """Returns the scalar that scales the update of a weight, and updates what is known of it."""
         place = self._index_dict[self._var_key(variable)]
         average, last, dtype = self._coefficients[place], self._factors[place], variable.dtype
         is_warming = self._is_warming()
@@ -163,7 +165,7 @@ class OneBitLAMB(OneBitOptimizer):
         step = tf.cast(self.iterations + 1, dtype)
         power = tf.pow(tf.cast(self.beta_2, dtype), step)
         factor = tf.reduce_max(root / (tf.sqrt(fresh / (1 - power)) + self.epsilon))
-        # What decays the weight does not depend on the variance.
+        # The decay of the weight does not depend on the variance.
         share = tf.minimum(tf.math.divide_no_nan(tf.norm(adaptive), update_norm), 1.0)
         factor = tf.clip_by_value(factor * share + (1 - share), self.min_factor, self.max_factor)
         before, threshold = tf.convert_to_tensor(last), self.factor_threshold

@@ -37,12 +37,12 @@ from smp_tf.variables.store import keep_for_good, store_of
 class OptimizerPatch(Patch):
     """Makes optimizers skip what this rank does not store.
 
-    Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots, so no slot is
-    made for them and no warning is printed; the iteration counter advances all the same. What an optimizer decides by
-    all gradients, the norm to clip by and whether they are finite, is reduced over the stages. Where replicas share the
-    slots, pairs of other shares are dropped too, and the new weights are gathered. With optimizer_offload slots are
-    made, and updates computed, on the host. The script's own methods are met where they are looked up, also those that
-    are defined later: `optimizer_methods.py`.
+    Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots. So no slot is
+    made for them, and no warning is printed. The iteration counter advances all the same. What an optimizer decides by
+    all gradients (the norm to clip by, and whether they are finite) is reduced over the stages. Where replicas share
+    the slots, pairs of other shares are dropped, too, and the new weights are gathered. With optimizer_offload, slots
+    are made and updates are computed on the host. The script's own methods are replaced where they are looked up, even
+    those that are defined later (`optimizer_methods.py`).
     """
 
     def _replace(self) -> None:
@@ -53,7 +53,7 @@ class OptimizerPatch(Patch):
                     note(optimizer.__dict__[name], self._originals[-1][2])
         for optimizer in adapter.optimizers().classes_defining("__getattribute__"):
             self._wrap(optimizer, "__getattribute__", _meeting)
-        # The legacy ones define it themselves.
+        # The legacy optimizers define it themselves.
         self._add(adapter.optimizers().base(), "__getattribute__", _meeting(object.__getattribute__))
         self._wrap(*adapter.optimizers().finiteness_check(), _all_finite_over_stages)
 
@@ -80,17 +80,17 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(optimizer, wanted)
         _refuse_what_is_undecided(wanted)
         if not in_force.is_inside:
-            # The script builds it, on every rank: the slots are made where the variables are now.
+            # The script builds it on every rank. The slots are made where the variables are now.
             keep_for_good(wanted)
         _require_the_same_shares(optimizer, wanted)
         shares.require_rows_as_before(optimizer, wanted)
-        # A class's `build` calls that of its base first, when not all slots are there.
+        # A class's `build` calls that of its base first, when not all slots exist.
         outermost = optimizer not in _being_built
         _being_built.add(optimizer)
         kept = row_blocks.in_place(optimizer, [v for v in wanted if updated_here(v, optimizer)])
         try:
             with update_on_host(kept), _slots_need_no_second_trace(kept):
-                # Some look at the first variable.
+                # Some optimizers look at the first variable.
                 result = original(optimizer, kept) if kept or not wanted else None
         finally:
             if outermost:
@@ -112,7 +112,7 @@ def _slots_need_no_second_trace(weights: Iterable[Any]) -> contextlib.AbstractCo
     """Lets a `tf.function` keep the trace in which the slots of distributed models' weights are made.
 
     Args:
-        weights: slots are made for them.
+        weights: the weights that slots are made for.
     """
     return tf_internals.kept_trace() if are_of_models(weights) else contextlib.nullcontext()
 
@@ -155,7 +155,7 @@ def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _require_the_same_shares(optimizer: Any, wanted: Iterable[Any]) -> None:
-    """Raises where an optimizer has slots for another share of the variables than this rank updates now."""
+    """Raises an error where an optimizer has slots for another share of the variables than this rank updates now."""
     if runtime.current_or_none() is None or not are_of_models(wanted):
         return
     then = _in_words(shares.shares_of(optimizer), are_slots_on_host(optimizer))
@@ -174,7 +174,7 @@ def _in_words(shares: int, on_host: bool) -> str:
 
 
 def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
-    """Raises where an optimizer would make slots on every rank, since it is not decided who stores the variables."""
+    """Raises an error where an optimizer would make slots on every rank, since no stage owns the variables yet."""
     running = runtime.current_or_none()
     if running is None or not is_divided(running):
         return
@@ -212,17 +212,17 @@ def _all_finite_over_stages(original: Callable[..., Any]) -> Callable[..., Any]:
     return is_all_finite
 
 
-#: What stands in place of which method.
+#: The functions that replace methods, by method.
 _WRAPPERS: dict[str, Wrapper] = {
     "build": _filtered_build,
-    # The legacy optimizers have no `build`; this is where they make their slots.
+    # The legacy optimizers have no `build`. They make their slots here.
     "_create_all_weights": _reported_weights,
     "apply_gradients": filtered_apply,
     REPLACED_APPLY: filtered_apply,
     "aggregate_gradients": unjoined,
     "_aggregate_gradients": unjoined,
     "finalize_variable_values": _filtered_finalize,
-    # Called where Keras has put what is made now next to the weight.
+    # It is called where Keras has placed new variables next to the weight.
     "_update_step": _updated_on_host,
     "add_variable_from_reference": _made_on_host,
 }

@@ -1,4 +1,4 @@
-"""Records `apply_gradients` inside a `train_step`, traced for one microbatch, and does it once per batch.
+"""Records `apply_gradients` inside a `train_step`, which is traced for one microbatch, and runs it once per batch.
 
 traced for one microbatch                       in the graph of the whole batch
 
@@ -25,11 +25,10 @@ class Apply:
 
     Args:
         optimizer: the optimizer.
-        variables: the variables it was to change, in order.
-        gradients: their gradients for the microbatch; None where there is none.
-        apply: given pairs of gradients and variables, does what was called: the same method, with the same further
-            arguments.
-        position: number of operations that the graph had then.
+        variables: the variables that it was to change, in order.
+        gradients: gradients of these for the microbatch; None where there is none.
+        apply: takes pairs of gradients and variables, and calls the same method with the same further arguments.
+        position: number of operations in the graph at that time.
     """
 
     optimizer: Any
@@ -47,12 +46,12 @@ _recording = _Recording()
 
 
 def recorder() -> ApplyRecorder | None:
-    """Returns what calls of `apply_gradients` in this thread are to be told to; None where they are to be done."""
+    """Returns the recorder for calls of `apply_gradients` in this thread; None where they are to be run."""
     return _recording.current
 
 
 class ApplyRecorder:
-    """Writes down the calls of `apply_gradients` of one microbatch.
+    """Notes the calls of `apply_gradients` of one microbatch.
 
     Args:
         step: name of the step, for messages.
@@ -65,7 +64,7 @@ class ApplyRecorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Keeps optimizers from applying anything, within its context, which is in the graph of the microbatch."""
+        """Keeps optimizers from applying anything within its context, which is in the graph of the microbatch."""
         self._graph = tf.compat.v1.get_default_graph()
         before, _recording.current = _recording.current, self
         try:
@@ -80,15 +79,15 @@ class ApplyRecorder:
         """Notes that gradients are to be applied.
 
         Args:
-            optimizer: by which optimizer.
+            optimizer: the optimizer.
             pairs: gradients and variables.
-            apply: given such pairs, does what was called.
+            apply: takes such pairs, and does what was called.
 
         Returns:
             An operation that does nothing.
 
         Raises:
-            StepError: this is decided while the step runs, in a branch or loop.
+            StepError: the call is in a branch or loop, so that only the running step decides about it.
         """
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise StepError(
@@ -102,7 +101,7 @@ class ApplyRecorder:
         return tf.no_op()
 
     def _check_what_follows(self) -> None:
-        """Raises where something was computed from a variable after gradients were to be applied to it."""
+        """Raises an error where something was computed from a variable after gradients were to be applied to it."""
         if not self.applies:
             return
         inside = {internal.name: external for external, internal in self._graph.captures}
