@@ -3,7 +3,7 @@
     Keras's loop ──▶ next(iterator) ──▶ batch ─┐
                                                ▼
     train_step(data), one microbatch ──▶ smp.step ──▶ gradients, averaged ──▶ apply_gradients, once ──▶ logs
-                                               └────▶ metrics, updated once per microbatch ─────────────┘
+                                               └────▶ what metrics need, joined ──▶ metrics, once ──────┘
 
 `train_step` is traced as a whole, so the user's own is treated like Keras's. Its `apply_gradients` is recorded
 (`recorded_apply.py`), and everything happens in one `tf.function` per batch shape.
