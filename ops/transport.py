@@ -31,7 +31,7 @@ from smp_tf.ops.transport_functions import (
     DEADLINE_EXCEEDED,
     INVALID_ARGUMENT,
     OK,
-    Key,
+    MessageKey,
     Options,
     functions,
     raise_for,
@@ -525,8 +525,8 @@ class Transport:
             raise TransportError(self._why_closed)
         return self._handle
 
-    def _message_key(self, tag: int, sequence: int) -> Key:
-        return Key(MESSAGE_PROGRAM, 0, tag, sequence)
+    def _message_key(self, tag: int, sequence: int) -> MessageKey:
+        return MessageKey(MESSAGE_PROGRAM, 0, tag, sequence)
 
     def _text(self, function: Any) -> str:
         count = 1 << 16

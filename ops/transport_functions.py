@@ -33,7 +33,7 @@ class Options(ctypes.Structure):
     ]
 
 
-class Key(ctypes.Structure):
+class MessageKey(ctypes.Structure):
     """The C structure `smp_key`, which distinguishes the messages of a rank."""
 
     _fields_ = [
@@ -98,8 +98,8 @@ def functions() -> ctypes.CDLL:
         "smp_transport_shutdown": (None, [handle]),
         "smp_transport_release": (None, [handle]),
         "smp_transport_make_current": (None, [handle]),
-        "smp_operation_send": (handle, [handle, u32, Key, text, handle, u64]),
-        "smp_operation_recv": (handle, [handle, u32, Key, text]),
+        "smp_operation_send": (handle, [handle, u32, MessageKey, text, handle, u64]),
+        "smp_operation_recv": (handle, [handle, u32, MessageKey, text]),
         "smp_operation_wait": (ctypes.c_int, [handle, real]),
         "smp_operation_cancel": (None, [handle]),
         "smp_operation_withdraw": (None, [handle]),

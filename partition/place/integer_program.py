@@ -26,7 +26,7 @@ _MOST_BYTES = 2**50
 _PR_SET_PDEATHSIG = 1
 
 
-class Program:
+class IntegerProgram:
     """The integer program.
 
     `upto[u][s]` says that unit u is on stage s or before. So "v needs u" is one line per stage, and whether a unit is
@@ -278,7 +278,9 @@ def main() -> None:
     # When the process that asked is killed, this one ends, too.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     given = json.load(sys.stdin)
-    json.dump([Program(problem).solved(given["seconds"], given["clock"]) for problem in given["problems"]], sys.stdout)
+    json.dump(
+        [IntegerProgram(problem).solved(given["seconds"], given["clock"]) for problem in given["problems"]], sys.stdout
+    )
 
 
 if __name__ == "__main__":

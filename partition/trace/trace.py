@@ -26,7 +26,7 @@ from smp_tf.partition.graph.op_graph import Call
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Span:
+class OpSpan:
     """A range of op numbers, `start` to `end` (exclusive): the ops that were made during one event."""
 
     start: int
@@ -34,14 +34,14 @@ class Span:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CallSpan(Span):
+class CallSpan(OpSpan):
     """Ops made within one layer call."""
 
     call: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GradientFunctionSpan(Span):
+class GradientFunctionSpan(OpSpan):
     """Ops made by the gradient function of one forward op, with what is known of that op."""
 
     inputs: tuple[Any, ...]
@@ -71,7 +71,7 @@ class Recorder:
         self._graph = graph
         self.calls: list[Call] = [Call(0, "", "", None)]
         self.call_spans: list[CallSpan] = []
-        self.backward_spans: list[Span] = []
+        self.backward_spans: list[OpSpan] = []
         self.function_spans: list[GradientFunctionSpan] = []
         self.gradients: list[TakenGradient] = []
         self._open: list[int] = [0]
@@ -122,7 +122,7 @@ class Recorder:
             return compute()
         start = self._number()
         results = compute()
-        self.backward_spans.append(Span(start, self._number()))
+        self.backward_spans.append(OpSpan(start, self._number()))
         flat_sources = tf.nest.flatten(sources)
         flat_results = list(results) if len(flat_sources) > 1 and isinstance(results, (list, tuple)) else None
         if flat_results is None or len(flat_results) != len(flat_sources):

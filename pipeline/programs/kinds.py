@@ -42,7 +42,7 @@ class Holds(enum.Enum):
     NOTHING = enum.auto()
 
 
-class Stash(enum.Enum):
+class StashChange(enum.Enum):
     """What a task does to the activations that its chunk keeps of a microbatch for backward."""
 
     BEGINS = enum.auto()
@@ -77,7 +77,7 @@ class Row:
     words: str
     busy: Busy = Busy.RANK
     holds: Holds = Holds.NOTHING
-    stash: Stash = Stash.IS_LEFT
+    stash: StashChange = StashChange.IS_LEFT
     alone: Literal["forward", "backward"] | None = None
 
 
@@ -120,21 +120,21 @@ def of_stage_sum(places: Places, rank: int, task: Task) -> tuple[int, ...]:
 KINDS: dict[Kind, Row] = {
     Kind.F: Row(
         Places.of_compute, lambda times, task: times.of_chunk(task).forward, "compute", "#56b4e9", "forward",
-        holds=Holds.SEGMENT, stash=Stash.BEGINS, alone="forward",
+        holds=Holds.SEGMENT, stash=StashChange.BEGINS, alone="forward",
     ),
     Kind.B: Row(
         Places.of_compute, lambda times, task: times.of_chunk(task).backward, "compute", "#e69f00", "backward",
-        holds=Holds.SEGMENT, stash=Stash.ENDS, alone="backward",
+        holds=Holds.SEGMENT, stash=StashChange.ENDS, alone="backward",
     ),
     Kind.I: Row(
         Places.of_compute, lambda times, task: times.of_chunk(task).input_gradient, "compute",
         "#e69f00", "backward, what the stage before waits for",
-        holds=Holds.SEGMENT, stash=Stash.MAY_END, alone="backward",
+        holds=Holds.SEGMENT, stash=StashChange.MAY_END, alone="backward",
     ),
     Kind.W: Row(
         Places.of_weight_gradients, lambda times, task: times.of_chunk(task).weight_gradient, "compute",
         "#f0e442", "backward, gradients of weights",
-        holds=Holds.SEGMENT, stash=Stash.MAY_END, alone="backward",
+        holds=Holds.SEGMENT, stash=StashChange.MAY_END, alone="backward",
     ),
     Kind.T: Row(
         Places.of_compute, _extra, "compute", "#009e73", "what needs gradients of several stages", holds=Holds.SEGMENT,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from smp_tf.pipeline.programs.kinds import KINDS, Stash
+from smp_tf.pipeline.programs.kinds import KINDS, StashChange
 from smp_tf.pipeline.task import Kind, Program, Task
 
 
@@ -70,10 +70,10 @@ def _moments(program: Program, tasks: Sequence[Task], freed_by: Kind) -> Iterato
     yield dict(held)
     for task in tasks:
         stash = KINDS[task.kind].stash
-        if stash is Stash.BEGINS and program.sweeps > 1:
+        if stash is StashChange.BEGINS and program.sweeps > 1:
             held[task.chunk] += 1
             yield dict(held)
-        elif stash is Stash.ENDS or (stash is Stash.MAY_END and task.kind is freed_by):
+        elif stash is StashChange.ENDS or (stash is StashChange.MAY_END and task.kind is freed_by):
             held[task.chunk] -= 1
 
 

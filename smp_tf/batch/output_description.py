@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Holder:
+class OutputHolder:
     """Which ranks have an output.
 
     Args:
@@ -58,6 +58,6 @@ class OutputDescription:
     """
 
     name: str
-    holder: Holder = field(default_factory=Holder)
+    holder: OutputHolder = field(default_factory=OutputHolder)
     gradient: GradientSum | None = None
     follows_state: bool = False

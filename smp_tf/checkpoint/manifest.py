@@ -56,7 +56,7 @@ class StoredTensor:
         part: number of the part that holds it or, for a tensor in slices, its first rows.
         dtype: name of its dtype, such as "float32".
         shape: its shape; for a tensor in slices, the shape of the whole.
-        kind: what it is the state of, as in `survey.Kind`.
+        kind: what it is the state of, as in `survey.StateKind`.
         stage: the stage that owned it; None for what every rank has.
         optimizer: path of the optimizer it belongs to, or "".
         slices: (number of the part, its first row, the row after its last) for a tensor whose rows are in several

@@ -26,7 +26,7 @@ from smp_tf import tf_internals
 from smp_tf.announce import announce
 from smp_tf.checkpoint.files import check_files, read_rows, read_tensors
 from smp_tf.checkpoint.manifest import Manifest, StoredTensor
-from smp_tf.checkpoint.survey import Item, Kind, Survey, survey, variable_of_slot
+from smp_tf.checkpoint.survey import Item, StateKind, Survey, survey, variable_of_slot
 from smp_tf.errors import CheckpointError
 from smp_tf.job import exchange, runtime
 from smp_tf.keras import adapter
@@ -97,7 +97,7 @@ class Restore:
             self._is_of_step = True
             return lambda variable: None
         here = {key: decision for key, decision in known.items() if decision.layout.is_here(place)}
-        own = {key: Item(key, Kind.MODEL, decision.variable, decision.layout) for key, decision in here.items()}
+        own = {key: Item(key, StateKind.MODEL, decision.variable, decision.layout) for key, decision in here.items()}
         problems = self._misfits(own.values())
         wanted = dict.fromkeys(own) | self._slots_to_look_at({key: item.target for key, item in own.items()}, found)
         with tf.init_scope():
@@ -195,7 +195,7 @@ class Restore:
         with assigned_values.unnoted():
             for key, value in self._read({key: item.rows for key, item in by_key.items()}):
                 item = by_key[key]
-                if item.kind is Kind.STATE:
+                if item.kind is StateKind.STATE:
                     objects.setdefault(id(item.target), (item.target, {}))[1][item.part] = value
                 else:
                     item.target.assign(value, read_value=False)
@@ -220,7 +220,7 @@ class Restore:
         wanted: dict[str, tuple[int, int] | None] = {}
         for key, stored in self._manifest.tensors.items():
             variable, optimizer = own.get(variable_of_slot(key)), found.found_at.get(stored.optimizer)
-            if stored.kind == Kind.SLOT and variable is not None:
+            if stored.kind == StateKind.SLOT and variable is not None:
                 if not _are_slots_here(variable, optimizer):
                     continue
                 rows = _rows_to_look_at(variable, optimizer, stored)
@@ -246,7 +246,7 @@ class Restore:
                 if not self._may_lack(item):
                     lacking.append(item.key)
                 continue
-            if item.kind is Kind.STATE:
+            if item.kind is StateKind.STATE:
                 continue
             shape, dtype = item.whole(item.target.shape), item.target.dtype.base_dtype.name
             if dtype != stored.dtype or not shape.is_compatible_with(stored.shape):
@@ -269,7 +269,7 @@ class Restore:
     def _may_lack(self, item: Item) -> bool:
         if self._partial:
             return True
-        if item.kind not in (Kind.SLOT, Kind.OPTIMIZER) or item.optimizer not in self._manifest.optimizers:
+        if item.kind not in (StateKind.SLOT, StateKind.OPTIMIZER) or item.optimizer not in self._manifest.optimizers:
             return False
         if not self._manifest.optimizers[item.optimizer]:
             return True  # it was not used before the checkpoint was written
@@ -278,9 +278,9 @@ class Restore:
         with_slots = {
             stored.stage
             for stored in self._manifest.tensors.values()
-            if stored.kind == Kind.SLOT and stored.optimizer == item.optimizer
+            if stored.kind == StateKind.SLOT and stored.optimizer == item.optimizer
         }
-        return item.kind is Kind.SLOT and variable is not None and variable.stage not in with_slots
+        return item.kind is StateKind.SLOT and variable is not None and variable.stage not in with_slots
 
     def _left(self) -> list[tuple[str, StoredTensor]]:
         return [(key, stored) for key, stored in self._manifest.tensors.items() if key not in self._done]
@@ -309,7 +309,7 @@ class Restore:
         if item is not None and not item.is_here:
             return True
         optimizer = found.found_at.get(stored.optimizer)
-        if item is not None and stored.kind == Kind.SLOT and not _are_slots_here(item.target, optimizer):
+        if item is not None and stored.kind == StateKind.SLOT and not _are_slots_here(item.target, optimizer):
             return True
         # An optimizer that has nothing to do on this rank makes nothing.
         return stored.optimizer in found.optimizers and not found.optimizers[stored.optimizer]

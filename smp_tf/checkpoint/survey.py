@@ -36,7 +36,7 @@ _SLOT = "/.OPTIMIZER_SLOT/"
 _STATE = "/.ATTRIBUTES/"
 
 
-class Kind(str, enum.Enum):
+class StateKind(str, enum.Enum):
     """What a tensor of a checkpoint is the state of."""
 
     MODEL = "model"
@@ -58,20 +58,20 @@ class Item:
     Args:
         key: its name in the checkpoint.
         kind: what it is the state of.
-        target: the variable; for Kind.STATE the object whose state it is a part of.
+        target: the variable; for StateKind.STATE the object whose state it is a part of.
         layout: layout of the variable, or of the variable whose slot it is. It has no stage for what every rank has,
             and for what is not decided yet.
         is_here: whether this rank stores it.
         optimizer: path of the optimizer it belongs to, or "".
         spread: how it lies over the ranks of its stage. A slot may be on one replica, or rows of it on each.
-        part: which part of the object's state, for Kind.STATE.
+        part: which part of the object's state, for StateKind.STATE.
         rows: for a slot of a weight that is cut into rows, the first row and the row after the last. The other replicas
             of the stage have the slots of the other rows.
         extent: number of rows of the weight, where `rows` are given.
     """
 
     key: str
-    kind: Kind
+    kind: StateKind
     target: Any
     layout: Layout = NO_STAGE
     is_here: bool = True
@@ -127,7 +127,7 @@ class Survey:
 
     def key_of(self) -> dict[int, str]:
         """Returns the key of every variable, by `id` of its handle."""
-        return {id(i.target.handle): key for key, i in self.items.items() if i.kind is not Kind.STATE}
+        return {id(i.target.handle): key for key, i in self.items.items() if i.kind is not StateKind.STATE}
 
 
 def variable_of_slot(key: str) -> str:
@@ -230,21 +230,21 @@ class _Report:
         if state is not None:
             layout = state.storage.layout
             is_here = layout.stage is not None and state.has_value
-            item = Item(path, Kind.MODEL, variable, layout, is_here, spread=layout.value)
+            item = Item(path, StateKind.MODEL, variable, layout, is_here, spread=layout.value)
         elif model is not None and not _is_settled(model) and not model._smp_store.leaves_to_script(variable):
             # It was built before it was wrapped. Every rank has it until it is decided who keeps it.
-            item = Item(path, Kind.MODEL, variable, is_here=False)
+            item = Item(path, StateKind.MODEL, variable, is_here=False)
         else:
-            item = Item(path, Kind.OPTIMIZER if optimizer else Kind.SCRIPT, variable, optimizer=optimizer)
+            item = Item(path, StateKind.OPTIMIZER if optimizer else StateKind.SCRIPT, variable, optimizer=optimizer)
         self.found.items[path] = item
 
     def _add_state(self, path: str, value: Any, optimizer: str) -> None:
         for part in sorted(tf_internals.object_state(value)):
             key = f"{path}{_STATE}{part}"
-            self.found.items[key] = Item(key, Kind.STATE, value, optimizer=optimizer, part=part)
+            self.found.items[key] = Item(key, StateKind.STATE, value, optimizer=optimizer, part=part)
 
     def _add_slots(self, optimizers: Iterable[tuple[str, Any]]) -> None:
-        reachable = [item for item in self.found.items.values() if item.kind is not Kind.STATE]
+        reachable = [item for item in self.found.items.values() if item.kind is not StateKind.STATE]
         item_of = {id(item.target): item for item in reachable}
         seen: set[int] = set()
         for path, optimizer in optimizers:
@@ -266,7 +266,7 @@ class _Report:
                     continue
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
                 self.found.items[key] = _item_of_slot(key, slot, of, path, spread)
-            of_model = any(item_of[found].kind is Kind.MODEL for found in with_slots)
+            of_model = any(item_of[found].kind is StateKind.MODEL for found in with_slots)
             if of_model and shares.shares_of(inner) != layouts.count():
                 self.found.other_shares.append(path)
             count = adapter.slots().count_of_variables(optimizer)
@@ -278,7 +278,7 @@ def _item_of_slot(key: str, slot: Any, of: Item, path: str, spread: Spread) -> I
     """Returns the item of a slot that is here, given the item of its variable."""
     variable = of.target
     rows = spread.rows_at(layouts.here())
-    item = Item(key, Kind.SLOT, slot, of.layout, True, path, spread)
+    item = Item(key, StateKind.SLOT, slot, of.layout, True, path, spread)
     # What an optimizer keeps for a weight in another shape, such as a number, is not of its rows.
     if rows is None or slot.shape != [rows[1] - rows[0], *variable.shape[1:]]:
         return item

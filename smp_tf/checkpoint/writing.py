@@ -20,7 +20,7 @@ from smp_tf.checkpoint import files as checkpoint_files
 from smp_tf.checkpoint import folder_lock, leftovers
 from smp_tf.checkpoint.manifest import Manifest, Part, StoredTensor, require_own_part
 from smp_tf.checkpoint.rotation import Rotation
-from smp_tf.checkpoint.survey import Item, Kind, Survey, state_of
+from smp_tf.checkpoint.survey import Item, StateKind, Survey, state_of
 from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.files.durable_files import make_folder
 from smp_tf.job import exchange, runtime
@@ -53,7 +53,7 @@ class Writing:
             "must agree": {
                 "checkpoint": name,
                 "owners of the model's variables": {
-                    i.key: i.stage for i in found.items.values() if i.kind is Kind.MODEL
+                    i.key: i.stage for i in found.items.values() if i.kind is StateKind.MODEL
                 },
             },
             "has": [item.key for item in found.items.values() if not _is_owned(item)],
@@ -270,7 +270,7 @@ def _is_owned(item: Item) -> bool:
 
 def _value(item: Item) -> tf.Tensor:
     """Returns the value of an item. For a variable it is the memory itself, not a copy."""
-    if item.kind is Kind.STATE:
+    if item.kind is StateKind.STATE:
         return state_of(item.target, item.part)
     return item.target.read_value()
 

@@ -35,7 +35,7 @@ from smp_tf.start.environment import world_rank, world_size
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredUnit:
     """The measurement of one unit.
 
     Args:
@@ -61,7 +61,7 @@ class Batch:
 
     microbatches: int
     samples: int
-    units: tuple[Measured, ...]
+    units: tuple[MeasuredUnit, ...]
 
     @property
     def seconds(self) -> tuple[float, float] | None:
@@ -96,7 +96,7 @@ def measure_layers(given: argparse.Namespace, function: Callable[[], Any]) -> No
     is_first = world_rank() == 0
     console = Console(quiet=not is_first)
     width = max(100, console.width)
-    rows_of: dict[int, tuple[Measured, ...]] = {}
+    rows_of: dict[int, tuple[MeasuredUnit, ...]] = {}
     with _started(wanted):
         model = OfflineModel(function, batch_size=given.batch_size)
         # All are checked before one is measured. Measuring takes long, and a batch may be too small for another.
@@ -112,7 +112,7 @@ def measure_layers(given: argparse.Namespace, function: Callable[[], Any]) -> No
                 _say(line)
             units = units_of(made.graph)
             costs = estimate(made.graph, units, unknown=made.samples)
-            rows = [Measured(u.name, found.times.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
+            rows = [MeasuredUnit(u.name, found.times.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
             rows_of[size] = tuple(rows)
             if is_first:
                 show(table(rows, size, width, console.is_terminal))
@@ -203,7 +203,7 @@ def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: b
     return text
 
 
-def table(rows: Sequence[Measured], samples: int, width: int = 100, color: bool = False) -> str:
+def table(rows: Sequence[MeasuredUnit], samples: int, width: int = 100, color: bool = False) -> str:
     """Returns the table of the units, with their times and speeds.
 
     Args:

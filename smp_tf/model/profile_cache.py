@@ -34,7 +34,7 @@ FORMAT = 4
 
 
 @dataclass(frozen=True)
-class Hardware:
+class MeasuredHardware:
     """What, besides the unit, decides how long a unit takes.
 
     Args:
@@ -100,7 +100,7 @@ class Profile:
     format: int
     model: str
     subject: Subject
-    hardware: Hardware
+    hardware: MeasuredHardware
     units: dict[str, tuple[float, ...]]
     alone: tuple[float, ...]
 
@@ -116,7 +116,7 @@ class Profile:
         return forward, backward
 
 
-def this_hardware(processes: int = 1) -> Hardware:
+def this_hardware(processes: int = 1) -> MeasuredHardware:
     """Returns the hardware that this process runs on.
 
     Args:
@@ -127,7 +127,7 @@ def this_hardware(processes: int = 1) -> Hardware:
     threads = threading.get_intra_op_parallelism_threads() or int(asked("TF_NUM_INTRAOP_THREADS") or 0)
     ops_at_once = threading.get_inter_op_parallelism_threads() or int(asked("TF_NUM_INTEROP_THREADS") or 0)
     onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false")
-    return Hardware(_device(), cores, threads, ops_at_once, onednn, processes, tf.__version__)
+    return MeasuredHardware(_device(), cores, threads, ops_at_once, onednn, processes, tf.__version__)
 
 
 def _device() -> str:
@@ -154,14 +154,14 @@ class ProfileCache:
         #: What went wrong with the file that was last read or written; "" where nothing did.
         self.trouble = ""
 
-    def path(self, subject: Subject, hardware: Hardware) -> Path | None:
+    def path(self, subject: Subject, hardware: MeasuredHardware) -> Path | None:
         """Returns the file of a profile; None where profiles are not kept."""
         if self.folder is None:
             return None
         key = json.dumps([FORMAT, dataclasses.asdict(subject), dataclasses.asdict(hardware)], sort_keys=True)
         return self.folder / f"{_begin(subject.form)}{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
-    def find(self, subject: Subject, hardware: Hardware) -> Profile | None:
+    def find(self, subject: Subject, hardware: MeasuredHardware) -> Profile | None:
         """Returns the profile of a model; None where there is none. If one cannot be used, `trouble` says why.
 
         Args:

@@ -30,7 +30,15 @@ from smp_tf.announce import announce
 from smp_tf.errors import PlacementError, StepError
 from smp_tf.job import runtime
 from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json
-from smp_tf.model.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, subject_of, this_hardware
+from smp_tf.model.profile_cache import (
+    FORMAT,
+    MeasuredHardware,
+    Profile,
+    ProfileCache,
+    Subject,
+    subject_of,
+    this_hardware,
+)
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.units.cost import Costs, estimate
@@ -130,7 +138,7 @@ def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tenso
 
 
 def find(
-    model: str, cache: ProfileCache, subject: Subject, kinds: Sequence[Hardware]
+    model: str, cache: ProfileCache, subject: Subject, kinds: Sequence[MeasuredHardware]
 ) -> tuple[Measurement | None, list[str]]:
     """Returns the times that rank 0 has kept, on all ranks; and what went wrong, on rank 0.
 
@@ -155,7 +163,7 @@ def find(
     return Measurement({name: (ahead, back) for name, (ahead, back) in times.items()}, (forward, backward)), troubles
 
 
-def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
+def hardware_alike(here: MeasuredHardware, processes: int) -> list[MeasuredHardware]:
     """Returns the hardware that a machine may have been measured as, the most similar to a training first.
 
     Args:
@@ -169,12 +177,12 @@ def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
     return list(dict.fromkeys([dataclasses.replace(here, processes=processes), shared, *others]))
 
 
-def already_known(model: str, hardware: Hardware) -> str:
+def already_known(model: str, hardware: MeasuredHardware) -> str:
     """Returns the message for when nothing needs to be measured."""
     return f"The times of model {model!r} on {hardware.device} are known from an earlier profile; nothing is measured."
 
 
-def new_profile(model: str, subject: Subject, hardware: Hardware, found: Measurement) -> Profile:
+def new_profile(model: str, subject: Subject, hardware: MeasuredHardware, found: Measurement) -> Profile:
     """Returns a profile to keep.
 
     Args:

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from smp_tf.errors import OfflinePlanError, StepError
-from smp_tf.model.profile_cache import Hardware, Profile, ProfileCache, Subject, subject_of, this_hardware
+from smp_tf.model.profile_cache import MeasuredHardware, Profile, ProfileCache, Subject, subject_of, this_hardware
 from smp_tf.model.profiling import hardware_alike
 from smp_tf.offline.plan import OfflineModel
 from smp_tf.pipeline.planner.times_by_size import UnitTimes, times_for
@@ -100,7 +100,7 @@ class KnownTimes:
             self._tell(f"microbatches of {samples} samples lie outside of these sizes: their times are less certain")
 
     def _tell_others(
-        self, model: OfflineModel, samples: int, kept: Sequence[Profile], alike: Sequence[Hardware]
+        self, model: OfflineModel, samples: int, kept: Sequence[Profile], alike: Sequence[MeasuredHardware]
     ) -> None:
         """Says which measurements of the model a plan cannot use."""
         others = [profile for profile in kept if profile.hardware not in alike]
@@ -115,10 +115,10 @@ class KnownTimes:
             )
 
 
-def _instead(found: Hardware, wanted: Sequence[Hardware]) -> str:
+def _instead(found: MeasuredHardware, wanted: Sequence[MeasuredHardware]) -> str:
     """Returns words for how a machine differs from the most similar of those that were looked for."""
 
-    def differing(other: Hardware) -> list[str]:
+    def differing(other: MeasuredHardware) -> list[str]:
         ours, theirs = dataclasses.asdict(found), dataclasses.asdict(other)
         return [f"{name} {ours[name]!r} instead of {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
 
@@ -126,7 +126,7 @@ def _instead(found: Hardware, wanted: Sequence[Hardware]) -> str:
     return ", ".join(least)
 
 
-def _where(hardware: Hardware) -> str:
+def _where(hardware: MeasuredHardware) -> str:
     threads = f"{hardware.threads} threads per operation" if hardware.threads else "all threads"
     together = f", {hardware.processes} processes at once" if hardware.processes > 1 else ""
     return f"{hardware.device}, {threads}{together}"

@@ -89,7 +89,7 @@ class OfflineTrace:
 
 
 @dataclass(frozen=True)
-class Averaging:
+class AveragingTime:
     """How gradients are averaged.
 
     Args:
@@ -123,7 +123,7 @@ class OfflinePlan:
     split: Split
     timeline: Timeline
     times: UnitTimes
-    averaging: Averaging
+    averaging: AveragingTime
 
     @property
     def graph(self) -> OpGraph:
@@ -312,7 +312,7 @@ class OfflineModel:
             split,
             timeline_of(plan, units, costs, split, made.samples, request.hardware.ranks, reduce_seconds),
             measured,
-            Averaging(replicas, reduce_seconds),
+            AveragingTime(replicas, reduce_seconds),
         )
 
     def _storage(self, config: Config, replicas: int) -> Storage:

@@ -20,7 +20,7 @@ from smp_tf.errors import StepError
 
 
 @dataclass(frozen=True)
-class Apply:
+class RecordedApply:
     """One call of `apply_gradients` while a microbatch was traced.
 
     Args:
@@ -60,7 +60,7 @@ class ApplyRecorder:
     def __init__(self, step: str) -> None:
         self._step = step
         self._graph: Any = None
-        self.applies: list[Apply] = []
+        self.applies: list[RecordedApply] = []
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -97,7 +97,7 @@ class ApplyRecorder:
                 f"write a loop of your own over @smp.step."
             )
         gradients, variables = zip(*pairs, strict=True) if pairs else ((), ())
-        self.applies.append(Apply(optimizer, variables, gradients, apply, len(self._graph.get_operations())))
+        self.applies.append(RecordedApply(optimizer, variables, gradients, apply, len(self._graph.get_operations())))
         return tf.no_op()
 
     def _check_what_follows(self) -> None:

@@ -35,7 +35,7 @@ from smp_tf.watch.steps import StepWatch
 
 
 @dataclass(frozen=True)
-class Part:
+class JobPart:
     """A part of a job.
 
     Args:
@@ -220,17 +220,17 @@ def _remove_process_sets(job: Job) -> None:
 
 
 PARTS = (
-    Part("Horovod", _start_horovod),
-    Part("this rank's place and configuration", _find_place),
-    Part("threads and GPU", _share_devices),
-    Part("greeting", _greet),
-    Part("plan file", _read_plans),
-    Part("mesh", _form_mesh),
-    Part("transport", connection.open_transport, connection.leave),
-    Part("seeds", _seed),
-    Part("failure hooks", _hook_failures, _unhook_failures),
-    Part("watch over steps", _watch_steps, _stop_watching),
-    Part("what is done before leaving", stop=lambda job: run_before_leaving()),
-    Part("exit hook", _hook_exit, _unhook_exit),
-    Part("process sets", _add_process_sets, _remove_process_sets, is_left_at_exit=True),
+    JobPart("Horovod", _start_horovod),
+    JobPart("this rank's place and configuration", _find_place),
+    JobPart("threads and GPU", _share_devices),
+    JobPart("greeting", _greet),
+    JobPart("plan file", _read_plans),
+    JobPart("mesh", _form_mesh),
+    JobPart("transport", connection.open_transport, connection.leave),
+    JobPart("seeds", _seed),
+    JobPart("failure hooks", _hook_failures, _unhook_failures),
+    JobPart("watch over steps", _watch_steps, _stop_watching),
+    JobPart("what is done before leaving", stop=lambda job: run_before_leaving()),
+    JobPart("exit hook", _hook_exit, _unhook_exit),
+    JobPart("process sets", _add_process_sets, _remove_process_sets, is_left_at_exit=True),
 )

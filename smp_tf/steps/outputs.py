@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.batch.output import StepOutput, WeightedSum
-from smp_tf.batch.output_description import GradientSum, Holder, OutputDescription
+from smp_tf.batch.output_description import GradientSum, OutputDescription, OutputHolder
 from smp_tf.batch.results import ResultStructure
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
@@ -169,8 +169,8 @@ def _gradient_sum(receiver: Receiver | None, *, keeps_gradients: bool) -> Gradie
     return GradientSum(not unaveraged.are_left(), rows, device_of_gradients(), keeps_gradients)
 
 
-def _holder(stage: int | None, delivery: Delivery, receiver: Receiver | None) -> Holder:
+def _holder(stage: int | None, delivery: Delivery, receiver: Receiver | None) -> OutputHolder:
     topology = runtime.current().topology
     replica = None if receiver is None else receiver.spread.only
     is_sent_here = delivery is not Delivery.LOCAL or stage == topology.stage
-    return Holder(stage, replica, is_sent_here and replica in (None, topology.replica))
+    return OutputHolder(stage, replica, is_sent_here and replica in (None, topology.replica))

@@ -26,7 +26,7 @@ from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.job import exchange, runtime
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.loss_check.check import LossCheck, Numbers, check_gradient_uses, tell_unchecked, tell_written_weights
-from smp_tf.optimizer.recorded_apply import Apply, ApplyRecorder
+from smp_tf.optimizer.recorded_apply import ApplyRecorder, RecordedApply
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.samples.gradient_uses import nonlinear_uses
@@ -69,7 +69,7 @@ class BatchFunction:
         self._method = method
         self._count = count
         self._gather = gather
-        self._traced: list[tuple[list[Apply], Denominators]] = []
+        self._traced: list[tuple[list[RecordedApply], Denominators]] = []
         self._calls: list[GradientCalls] = []
         self._totals: weakref.WeakKeyDictionary[Any, Totals | None] = weakref.WeakKeyDictionary()
         with tf.init_scope():

@@ -15,7 +15,7 @@ from smp_tf.batch.output import StepOutput
 from smp_tf.errors import StepError
 from smp_tf.gradients.stage_reduction import StageReduction, over_stages
 from smp_tf.job import runtime
-from smp_tf.optimizer.recorded_apply import Apply
+from smp_tf.optimizer.recorded_apply import RecordedApply
 from smp_tf.partition.graph.op_graph import VARIABLE, OpGraph, Tensor, TensorType
 from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError, find_once_per_batch
 from smp_tf.partition.samples.sample_rows import SampleRows
@@ -176,7 +176,7 @@ class BatchResults:
         lowered = dataclasses.replace(lowered, graph=graph, results=results)
         return StepTrace(self._part.trace, lowered, self._part.models)
 
-    def write(self, found: Mapping[str, Any], tensors: Sequence[Any], applies: Sequence[Apply]) -> Written:
+    def write(self, found: Mapping[str, Any], tensors: Sequence[Any], applies: Sequence[RecordedApply]) -> Written:
         """Writes down what is computed once per batch, after the microbatches.
 
         Args:
@@ -217,7 +217,7 @@ class BatchResults:
         cuts: Sequence[Any],
         arguments: Mapping[int, Any],
         outputs: Mapping[Tensor, StepOutput],
-        applies: Sequence[Apply],
+        applies: Sequence[RecordedApply],
     ) -> Mapping[str, Sequence[Any]]:
         """Writes what this stage computes, where gradients are spread over the stages."""
         graph, tail, variables = self._whole.lowered.graph, self._chosen.tail, self._whole.lowered.variables

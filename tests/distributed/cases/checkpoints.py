@@ -15,7 +15,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf.checkpoint import files as checkpoint_files
 from smp_tf.checkpoint import restore
-from smp_tf.checkpoint.survey import Kind, survey
+from smp_tf.checkpoint.survey import StateKind, survey
 
 SAVED_AT = 3
 STEPS = 6
@@ -94,7 +94,7 @@ class Training:
     def state(self) -> dict[str, np.ndarray]:
         """What this rank stores, by key."""
         items = survey(self.checkpoint).items.values()
-        return {i.key: i.target.numpy() for i in items if i.is_here and i.kind is not Kind.STATE}
+        return {i.key: i.target.numpy() for i in items if i.is_here and i.kind is not StateKind.STATE}
 
 
 def batch(number: int, shapes: str = "two") -> np.ndarray:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from smp_tf.partition import tf_internals
 from smp_tf.partition.graph.op_graph import Call
-from smp_tf.partition.trace.trace import Recorder, Span, Trace, trace
+from smp_tf.partition.trace.trace import OpSpan, Recorder, Trace, trace
 from tests.partition.traced_step import FLOATS, step_graph, traced
 
 
@@ -40,7 +40,7 @@ def recorded(function: Callable[[Recorder, tf.Tensor], Any]) -> Trace:
     )
 
 
-def made_in(result: Trace, span: Span) -> list[str]:
+def made_in(result: Trace, span: OpSpan) -> list[str]:
     """Types of the ops made within a span."""
     return [op.type for op in result.graph.get_operations()[span.start : span.end]]
 

@@ -12,7 +12,7 @@ from smp_tf.pipeline.measure.step_anatomy import PARTS
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.draw import draw
-from smp_tf.pipeline.programs.kinds import KINDS, Busy, Row, Stash, once
+from smp_tf.pipeline.programs.kinds import KINDS, Busy, Row, StashChange, once
 from smp_tf.pipeline.programs.places import Places
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
 from smp_tf.pipeline.programs.simulate import simulate
@@ -35,7 +35,7 @@ def test_each_kind_has_a_row() -> None:
     assert len({kind.word for kind in KINDS}) == len({kind.name for kind in KINDS}) == len(KINDS)
     assert [kind for kind, row in KINDS.items() if row.part not in (*PARTS, "message")] == []
     assert [kind for kind, row in KINDS.items() if not row.words] == []
-    assert [kind for kind, row in KINDS.items() if (row.stash is not Stash.IS_LEFT) and not kind.is_compute] == []
+    assert [kind for kind, row in KINDS.items() if (row.stash is not StashChange.IS_LEFT) and not kind.is_compute] == []
     assert [kind for kind, row in KINDS.items() if (row.busy is Busy.MESSAGE) != kind.is_transfer] == []
 
 

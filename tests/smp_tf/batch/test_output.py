@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.batch.output import StepOutput, WeightedSum
-from smp_tf.batch.output_description import GradientSum, Holder, OutputDescription
+from smp_tf.batch.output_description import GradientSum, OutputDescription, OutputHolder
 from smp_tf.errors import StepError
 
 EQUAL, UNEQUAL = (1, 1, 1), (3, 2, 2)
-HERE, ELSEWHERE = Holder(), Holder(1, is_here=False)
+HERE, ELSEWHERE = OutputHolder(), OutputHolder(1, is_here=False)
 
 #: A third, that float32 does not hold.
 THIRD = 1.0 / 3.0
@@ -24,7 +24,7 @@ def output(
     values: Sequence[Any] | None,
     weights: Sequence[Any] = EQUAL,
     gradient: GradientSum | None = None,
-    holder: Holder = HERE,
+    holder: OutputHolder = HERE,
     total: WeightedSum | None = None,
 ) -> StepOutput:
     return StepOutput(OutputDescription("loss", holder, gradient), values, weights, total)
@@ -288,7 +288,7 @@ class TestElsewhere:
 
     @pytest.mark.parametrize("read", ["outputs", "accumulate", "reduce_mean", "reduce_sum", "concat", "merge", "stack"])
     def test_reading_a_local_output_of_another_rank_is_an_error(self, read: str) -> None:
-        found = output(None, EQUAL, holder=Holder(2, is_here=False))
+        found = output(None, EQUAL, holder=OutputHolder(2, is_here=False))
         with pytest.raises(StepError) as raised:
             _ = found.outputs if read == "outputs" else getattr(found, read)()
         assert str(raised.value) == (
@@ -298,7 +298,7 @@ class TestElsewhere:
 
     def test_it_says_where_it_is(self) -> None:
         assert (
-            repr(output(None, EQUAL, holder=Holder(2, is_here=False)))
+            repr(output(None, EQUAL, holder=OutputHolder(2, is_here=False)))
             == "<StepOutput loss of 3 microbatches, on partition 2>"
         )
         assert repr(output(floats(1.0, 2.0, 9.0))) == "<StepOutput loss of 3 microbatches>"

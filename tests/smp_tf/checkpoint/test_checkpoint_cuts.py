@@ -28,7 +28,7 @@ import tensorflow as tf
 from smp_tf.checkpoint import files, leftovers
 from smp_tf.checkpoint import writing as checkpoint_writing
 from smp_tf.checkpoint.rotation import Rotation
-from smp_tf.checkpoint.survey import Item, Kind, Survey
+from smp_tf.checkpoint.survey import Item, StateKind, Survey
 from smp_tf.job import runtime
 from smp_tf.partition.layout import Layout
 from smp_tf.variables import step_seeds
@@ -151,11 +151,11 @@ class _Closing:
 def survey_of(rank: int, value: int) -> Survey:
     """What a rank has: variables of its stage, and one that all ranks have; all say which save it is."""
     own = {
-        key: Item(key, Kind.MODEL, tf.Variable(tf.fill([50], value)), Layout(stage, stage), stage == rank)
+        key: Item(key, StateKind.MODEL, tf.Variable(tf.fill([50], value)), Layout(stage, stage), stage == rank)
         for stage in range(RANKS)
         for key in [f"model/{stage}"]
     }
-    return Survey({**own, "number": Item("number", Kind.SCRIPT, tf.Variable(value))}, has_models=True)
+    return Survey({**own, "number": Item("number", StateKind.SCRIPT, tf.Variable(value))}, has_models=True)
 
 
 def save(directory: Path, name: str, rank: int, value: int) -> None:

@@ -15,7 +15,7 @@ from smp_tf.checkpoint import files, restore
 from smp_tf.checkpoint import writing as checkpoint_writing
 from smp_tf.checkpoint.manifest import Manifest, StoredTensor
 from smp_tf.checkpoint.rotation import Rotation
-from smp_tf.checkpoint.survey import Item, Kind, Survey
+from smp_tf.checkpoint.survey import Item, StateKind, Survey
 from smp_tf.errors import CheckpointError
 from smp_tf.job import runtime
 from smp_tf.partition.layout import Layout
@@ -53,15 +53,15 @@ class Replicas:
         monkeypatch.setattr(restore, "survey", lambda root: self._here.survey)
 
     def _survey(self, rank: int, value: Any) -> Survey:
-        kernel = Item(KERNEL, Kind.MODEL, tf.Variable(VALUE), Layout(0, 0))
+        kernel = Item(KERNEL, StateKind.MODEL, tf.Variable(VALUE), Layout(0, 0))
         found = Survey({KERNEL: kernel}, optimizers={"optimizer": True})
         rows = self._rows[rank]
         if rows is not None and rows[0] == rows[1]:
             return found
         beside = (Layout(0, 0), True, "optimizer", EVERYWHERE if rows is None else Whole("D", rank, len(self._rows)))
         mine = value if rows is None else value[slice(*rows)]
-        slot = Item(SLOT, Kind.SLOT, tf.Variable(mine), *beside, rows=rows, extent=10 if rows else 0)
-        found.items |= {SLOT: slot, NUMBER: Item(NUMBER, Kind.SLOT, tf.Variable(value[1, 0]), *beside)}
+        slot = Item(SLOT, StateKind.SLOT, tf.Variable(mine), *beside, rows=rows, extent=10 if rows else 0)
+        found.items |= {SLOT: slot, NUMBER: Item(NUMBER, StateKind.SLOT, tf.Variable(value[1, 0]), *beside)}
         return found
 
     def save(self, folder: Path) -> list[Any]:

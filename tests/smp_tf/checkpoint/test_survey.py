@@ -12,7 +12,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf.checkpoint.survey import Kind, survey, variable_of_slot
+from smp_tf.checkpoint.survey import StateKind, survey, variable_of_slot
 from smp_tf.keras import optimizer_slots
 from smp_tf.partition.spread import EVERYWHERE, SplitOver
 from smp_tf.sharding import layouts
@@ -91,10 +91,10 @@ def test_a_model_built_before_it_was_wrapped_is_not_everybodys(init: Callable[..
     model = smp.DistributedModel(tf_keras.Sequential([layers.Input((3,)), layers.Dense(2, use_bias=False)]))
     checkpoint = tf.train.Checkpoint(model=model)
     [item] = survey(checkpoint).items.values()
-    assert (item.kind, item.is_here, item.stage) == (Kind.MODEL, False, None)
+    assert (item.kind, item.is_here, item.stage) == (StateKind.MODEL, False, None)
     stepped(model, tf_keras.optimizers.SGD())
     [item] = survey(checkpoint).items.values()
-    assert (item.kind, item.is_here, item.stage) == (Kind.MODEL, True, 0)
+    assert (item.kind, item.is_here, item.stage) == (StateKind.MODEL, True, 0)
 
 
 def test_what_another_rank_stores_is_not_here(init: Callable[..., None], two_partitions: Callable[[], None]) -> None:
@@ -158,7 +158,7 @@ def test_slots_of_a_weight_that_is_cut_are_of_rows(init: Callable[..., None], mo
     monkeypatch.setattr(layouts, "slots_of", lambda variable, optimizer: rows if variable is cut else EVERYWHERE)
     monkeypatch.setattr(layouts, "here", lambda: {"P": 0, "D": 1, "T": 0})
     items = survey(tf.train.Checkpoint(model=model, optimizer=optimizer)).items
-    found = {key: i for key, i in items.items() if i.kind is Kind.SLOT}
+    found = {key: i for key, i in items.items() if i.kind is StateKind.SLOT}
     # What is not of the weight's shape is the same on every replica that has it.
     assert {key: (i.rows, i.extent, i.spread) for key, i in found.items()} == {
         "model/again/kernel/.OPTIMIZER_SLOT/optimizer/momentum": ((1, 3), 3, rows),

@@ -17,7 +17,7 @@ from smp_tf.checkpoint import files, folder_lock
 from smp_tf.checkpoint import writing as checkpoint_writing
 from smp_tf.checkpoint.manifest import Manifest
 from smp_tf.checkpoint.rotation import Rotation, delete_series
-from smp_tf.checkpoint.survey import Item, Kind, Survey
+from smp_tf.checkpoint.survey import Item, StateKind, Survey
 from smp_tf.errors import CheckpointError, RankMismatchError
 from smp_tf.files import durable_files
 from smp_tf.job import runtime
@@ -333,7 +333,7 @@ def test_where_a_stage_has_two_shards_each_part_is_written_once(
             rows = layout.slots.rows_at(topology.place) if is_here else None
             of_rows = {} if rows is None else {"rows": rows, "extent": 3}
             target = tf.Variable(value if rows is None else value[slice(*rows)])
-            items[key] = Item(key, Kind.SLOT, target, layout, is_here, spread=layout.slots, **of_rows)
+            items[key] = Item(key, StateKind.SLOT, target, layout, is_here, spread=layout.slots, **of_rows)
         writing = checkpoint_writing.Writing(str(tmp_path), "ckpt", "ckpt-1", Survey(items))
         writing.write_parts()
         writing.commit(Rotation(1, None, 0.0))

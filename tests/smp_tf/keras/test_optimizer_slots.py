@@ -13,7 +13,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf.checkpoint.survey import Kind, survey
+from smp_tf.checkpoint.survey import StateKind, survey
 from smp_tf.keras import optimizer_reports, optimizer_slots, optimizer_trials
 from tests.full_only import params
 
@@ -108,7 +108,7 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         items = survey(self.checkpoint).items.values()
-        return {item.key: item.target.numpy() for item in items if item.kind is not Kind.STATE}
+        return {item.key: item.target.numpy() for item in items if item.kind is not StateKind.STATE}
 
 
 @pytest.mark.parametrize("name", params(OPTIMIZERS, ONLY_FULL))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from smp_tf.model.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, this_hardware
+from smp_tf.model.profile_cache import FORMAT, MeasuredHardware, Profile, ProfileCache, Subject, this_hardware
 
-HERE = Hardware("a processor", 2, 1, 0, True, 2, "2.21.0")
+HERE = MeasuredHardware("a processor", 2, 1, 0, True, 2, "2.21.0")
 NET = Subject("f" * 64, "a" * 64, 4)
 PROFILE = Profile(FORMAT, "net", NET, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)}, (1.0, 0.75))
 

@@ -10,7 +10,7 @@ import pytest
 
 from smp_tf.job import runtime
 from smp_tf.model import profiling
-from smp_tf.model.profile_cache import Hardware
+from smp_tf.model.profile_cache import MeasuredHardware
 from smp_tf.model.profiling import hardware_alike, measure_in_rounds, shares, shares_alone
 from smp_tf.partition.units.cost import Machine, estimate
 from smp_tf.partition.units.units import build_units
@@ -28,7 +28,7 @@ def test_every_rank_measures_as_much_and_the_dearest_first() -> None:
 
 
 def test_a_training_takes_what_was_measured_like_it_first_and_what_a_command_measured_too() -> None:
-    training = Hardware("a processor", 8, 2, 0, True, 4, "2.21.0")
+    training = MeasuredHardware("a processor", 8, 2, 0, True, 4, "2.21.0")
     alone = dataclasses.replace(training, processes=1)
     assert hardware_alike(training, 4) == [
         training,

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 from tf_keras import layers
 
-from smp_tf.model.profile_cache import FORMAT, Hardware, Profile, ProfileCache, subject_of, this_hardware
+from smp_tf.model.profile_cache import FORMAT, MeasuredHardware, Profile, ProfileCache, subject_of, this_hardware
 from smp_tf.offline.measured_times import KnownTimes
 from smp_tf.offline.plan import OfflineModel, offline
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
@@ -197,7 +197,7 @@ def test_one_size_alone_says_nothing_of_others_and_where_it_was_measured_is_said
 def test_profiles_that_a_plan_cannot_go_by_are_named(
     partitions: int, differs: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = Hardware("a processor", 8, 0, 0, True, 1, tf.__version__)
+    here = MeasuredHardware("a processor", 8, 0, 0, True, 1, tf.__version__)
     monkeypatch.setattr("smp_tf.offline.measured_times.this_hardware", lambda: here)
     keep(net(), [4, 16], **dataclasses.asdict(dataclasses.replace(here, **differs)))
     keep(net(image=64), [8], **dataclasses.asdict(dataclasses.replace(here, device="another")))

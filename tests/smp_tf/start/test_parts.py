@@ -7,16 +7,18 @@ import pytest
 from smp_tf.config.config import Config
 from smp_tf.start import parts
 from smp_tf.start.job import Job
-from smp_tf.start.parts import Part
+from smp_tf.start.parts import JobPart
 from smp_tf.start.start_watch import StartWatch
 
 
 def test_parts_start_in_order_and_stop_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     made = (
-        Part("first", lambda job: done.append("first on"), lambda job: done.append("first off")),
-        Part("second", lambda job: done.append("second on")),
-        Part("third", lambda job: done.append("third on"), lambda job: done.append("third off"), is_left_at_exit=True),
+        JobPart("first", lambda job: done.append("first on"), lambda job: done.append("first off")),
+        JobPart("second", lambda job: done.append("second on")),
+        JobPart(
+            "third", lambda job: done.append("third on"), lambda job: done.append("third off"), is_left_at_exit=True
+        ),
     )
     monkeypatch.setattr(parts, "PARTS", made)
     job = Job(Config(), StartWatch(1.0), lambda: None)
