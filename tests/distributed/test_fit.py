@@ -65,27 +65,21 @@ def test_the_history_is_that_of_one_process(
 
 
 @pytest.mark.distributed
-def test_xlas_auto_clustering_leaves_the_history_as_it_is(histories: dict[str, dict[str, CaseResult]]) -> None:
+@pytest.mark.parametrize("setting", [(2, 1, 4), pytest.param((1, 2, 2), marks=pytest.mark.full)])
+def test_xlas_auto_clustering_leaves_the_history_as_it_is(
+    histories: dict[str, dict[str, CaseResult]], setting: tuple[int, int, int]
+) -> None:
     """A sum's storage has a shape within a step and none between: compiled together, that failed the first step."""
     [wanted] = histories["1x1"]["two"].values()
-    cases = [
-        Case(
-            f"{partitions}x{replicas}",
-            "history",
-            {"kind": "two"},
-            {"partitions": partitions, "microbatches": parts, "seed": 5},
-        )
-        for partitions, replicas, parts in ((2, 1, 4), (1, 2, 2))
-    ]
+    partitions, _, microbatches = setting
+    config = {"partitions": partitions, "microbatches": microbatches, "seed": 5}
     # With what TensorFlow says once in a process when it has compiled a cluster.
     clusters = {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit", "TF_CPP_MIN_LOG_LEVEL": "0"}
-    results = launch(2, CASES, cases, environment=clusters)
-    said = "".join(text for result in results.values() for text in result.output)
-    assert said.count("Compiled cluster using XLA!") == 2
-    for name, result in results.items():
-        for rank, found in enumerate(result.values()):
-            for metric, values in wanted["history"].items():
-                close(found["history"][metric], values, f"{metric} on rank {rank} of {name}")
+    [result] = launch(2, CASES, [Case("clustered", "history", {"kind": "two"}, config)], environment=clusters).values()
+    assert "".join(result.output).count("Compiled cluster using XLA!") == 2
+    for rank, found in enumerate(result.values()):
+        for metric, values in wanted["history"].items():
+            close(found["history"][metric], values, f"{metric} on rank {rank}")
 
 
 @pytest.mark.distributed

@@ -27,7 +27,6 @@ BFLOAT16 = [Setting("mixed_bfloat16", *rest) for rest in itertools.product(PARTI
 BY_DEFAULT = (
     Setting("mixed_bfloat16", 2, 1, "simple"),
     Setting("cnn_float32", 2, 4, "interleaved"),
-    Setting("lstm", 2, 4, "interleaved"),
 )
 OTHER_MODELS = (
     *("mlp", "cnn", "cnn_float32", "lstm", "gru", "two_branches", "conditional", "sparse_embedding", "added_loss"),

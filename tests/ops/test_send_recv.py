@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.full_only import params
 from tests.ops.rank_fleet import TIMEOUT_S, RankFleet
 
 pytestmark = pytest.mark.large
@@ -168,7 +169,7 @@ def test_a_lost_rank_is_an_error_of_the_op() -> None:
         assert len(ranks[0].messages()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", params([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))
 def test_a_signal_ends_a_rank_inside_tensorflow(number: signal.Signals) -> None:
     with RankFleet(["tf_wait_in_op", "wait_in_step"], 2, grace_s=1.0) as ranks:
         ranks.expect("ready")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.left_behind import shared_memory_files
+from tests.full_only import params
 from tests.ops.rank_fleet import ROOT, RankFleet
 
 pytestmark = pytest.mark.large
@@ -284,7 +285,11 @@ def test_without_the_secret_nobody_connects() -> None:
         ranks[1].expect("not connected", timeout=30)
 
 
-@pytest.mark.parametrize("reads", [(True, True), (False, False), (True, False)], ids=["both", "none", "one"])
+@pytest.mark.parametrize(
+    "reads",
+    [(True, True), *(pytest.param(each, marks=pytest.mark.full) for each in ((False, False), (True, False)))],
+    ids=["both", "none", "one"],
+)
 def test_messages_lanes_and_idle_cost(reads: tuple[bool, bool]) -> None:
     per_rank = {r: {"read_memory": it_does} for r, it_does in enumerate(reads)}
     with RankFleet("bytes_both_ways", 2, per_rank=per_rank) as ranks:
@@ -310,7 +315,7 @@ def test_messages_lanes_and_idle_cost(reads: tuple[bool, bool]) -> None:
         assert ranks[0].messages() == ranks[1].messages() == []
 
 
-@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("reads", params([True, False], [False]))
 def test_what_a_killed_rank_offered_is_not_waited_for(reads: bool) -> None:
     """A tensor lies in its sender's memory until it is taken: with the sender it is gone."""
     with RankFleet("offer", 2, grace_s=3.0, read_memory=reads) as ranks:
@@ -325,7 +330,7 @@ def test_what_a_killed_rank_offered_is_not_waited_for(reads: bool) -> None:
         assert "rank 1 (host" in line
 
 
-@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("reads", params([True, False], [True]))
 def test_what_was_offered_to_a_killed_rank_ends(reads: bool) -> None:
     with RankFleet("offer", 2, grace_s=1.0, read_memory=reads) as ranks:
         ranks[0].expect("there")

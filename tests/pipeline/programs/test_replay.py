@@ -22,6 +22,7 @@ from smp_tf.pipeline.programs.text import parse_program
 from smp_tf.pipeline.programs.transfers import add_transfers
 from smp_tf.pipeline.schedules.schedule import SCHEDULES, build
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
+from tests.full_only import params
 
 EDGES = [Edge(0, 0, 0, 1, 0), Edge(1, 1, 1, 0, 1)]
 
@@ -71,7 +72,7 @@ def test_a_send_that_nobody_takes_lacks_its_receive() -> None:
     assert run("0S2 0F0 0S0.0\n1B0", edges).stuck[0] == Stuck(0, 0, ())
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("kind", params(SCHEDULES, ["v_min", "v_half", "zb_h1"]))
 def test_no_task_is_looked_at_more_often_where_there_are_many(kind: str) -> None:
     """Calls of functions per task, from the order to the simulated step; of 32 stages beside those of 8."""
     few, many = calls_per_task(kind, 8), calls_per_task(kind, 32)

@@ -598,7 +598,7 @@ def test_every_number_of_stages_and_schedule(make: Any, stages: int, schedule: s
     run(make, stages, 4 if stages == 4 else 2, schedule)
 
 
-@pytest.mark.parametrize("placement", [(0, 1, 0), (0, 1, 0, 1), (1, 0)])
+@pytest.mark.parametrize("placement", [(0, 1, 0), (1, 0), pytest.param((0, 1, 0, 1), marks=pytest.mark.full)])
 @pytest.mark.parametrize("make", [mlp, tied_gpt, u_net, two_inputs_two_outputs, metrics_of_the_script])
 def test_chunks_on_any_stages(make: Any, placement: tuple[int, ...]) -> None:
     step = run(make, 2, 2, placement=placement)

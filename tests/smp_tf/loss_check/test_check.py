@@ -159,54 +159,6 @@ def test_a_loss_that_a_layer_adds_is_looked_at_where_the_layer_makes_it(init: Ca
         fit(smp.DistributedModel(lambda: with_added_loss(tf.reduce_sum)), loss="mse")
 
 
-@pytest.mark.parametrize("metric", [mean, "RootMeanSquaredError"])
-def test_a_metric_that_adds_up_is_that_of_one_process(init: Callable[..., None], metric: Any) -> None:
-    init(microbatches=3)
-    compare(classifier, loss="mse", metrics=[metric])
-
-
-def tracking(kind: str) -> type:
-    """A model whose `train_step` keeps the loss in a metric, as Keras's guide has it."""
-    before = tf_keras.metrics.Mean(name="loss")
-
-    class Tracking(smp.DistributedModel if kind == "split" else tf_keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(name="tracking")
-            self.first, self.second = layers.Dense(8, activation="tanh"), layers.Dense(3)
-            self.tracker = before
-
-        @property
-        def metrics(self) -> list[Any]:
-            return [self.tracker]
-
-        def call(self, x: Any) -> Any:
-            return self.second(self.first(x))
-
-        def train_step(self, data: Any) -> Any:
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
-            self.optimizer.minimize(loss, self.trainable_variables, tape)
-            self.tracker.update_state(loss)
-            return {"loss": self.tracker.result()}
-
-    return Tracking
-
-
-def test_a_tracked_loss_counts_once_a_batch_however_uneven_microbatches_are(init: Callable[..., None]) -> None:
-    init(microbatches=4)
-    plain, split = tracking("plain")(), tracking("split")()
-    for model in (plain, split):
-        model.build((None, 6))
-    split.set_weights(plain.get_weights())
-    found = {}
-    for name, model in (("plain", plain), ("split", split)):
-        model.compile(tf_keras.optimizers.SGD(0.1))
-        # Batches of 7, 7 and 2 samples: microbatches of two samples and one, and of one.
-        found[name] = model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0).history["loss"]
-    np.testing.assert_allclose(found["split"], found["plain"], rtol=1e-5)
-
-
 def with_step(compute: Callable[[Any, Any, Any], Any]) -> Any:
     """A distributed model that applies, and logs, what a function makes of its gradients."""
 
@@ -431,16 +383,6 @@ def test_narrow_floats_round_and_scales_of_losses_move(init: Callable[..., None]
         model.fit(X, 30.0 * Y, batch_size=16, epochs=2, verbose=0)
     finally:
         tf_keras.mixed_precision.set_global_policy("float32")
-
-
-def test_what_metrics_hold_is_rounded_as_often_as_it_grows(init: Callable[..., None]) -> None:
-    """The last batch of a long epoch has another size, and metrics hold what hundreds of batches have added."""
-    init(microbatches=4)
-    model = smp.DistributedModel(lambda: tf_keras.Sequential([layers.Dense(3, input_shape=(6,))]))
-    model.compile(tf_keras.optimizers.SGD(1e-4), "mse", metrics=["mae"])
-    x, y = np.tile(X, (63, 1))[:1003], np.tile(Y, (63, 1))[:1003]
-    model.fit(x, y, batch_size=20, verbose=0)
-    model.evaluate(x, y, batch_size=20, verbose=0)
 
 
 def test_ops_that_only_microbatches_have_take_no_names_of_others(init: Callable[..., None]) -> None:

@@ -13,9 +13,10 @@ from smp_tf.partition.units.cost import estimate
 from smp_tf.pipeline.planner.units import units_of
 from tests.distributed.cases.equality import make_model
 from tests.distributed.models import MODELS, forward_backward
+from tests.full_only import params
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", params(MODELS, ["resnet50", "mobilenet_v2"]))
 def test_every_op_has_a_cost_of_its_own(name: str, keras_defaults: None) -> None:
     entry = MODELS[name]
     entry.prepare()

@@ -192,7 +192,8 @@ CASES: dict[str, tuple[Callable[[], Any], Mapping[str, Any], Mapping[str, Any]]]
 CASES_ONLY_FULL = (
     *("validation every second epoch", "class weights", "initial epoch", "a dataset, steps per epoch"),
     *("a loss function of the user's", "one loss of two", "steps per execution as Keras likes"),
-    *("a loss that ignores a class", "a dataset", "shuffled", "validation data"),
+    *("a loss that ignores a class", "a dataset", "shuffled", "validation data", "validation split"),
+    *("a generator", "metrics with a state", "arrays, the last batch ragged"),
 )
 #: The cases after which predictions are compared, too.
 PREDICTED = ("arrays, the last batch ragged", "several outputs", "masked and unmasked losses")
@@ -276,7 +277,7 @@ OPTIMIZERS = {
 #: As others, but for their formula.
 ONLY_FULL = (
     *("adadelta", "adagrad", "adamax, values clipped", "ftrl", "legacy adam", "lion", "rmsprop"),
-    *("adamw", "adam, norm of each clipped", "legacy sgd, norm of all clipped"),
+    *("adamw", "adam, norm of each clipped", "legacy sgd, norm of all clipped", "nadam", "scaled losses"),
 )
 
 
