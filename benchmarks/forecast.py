@@ -3,13 +3,14 @@
     horovodrun -np 2 python benchmarks/forecast.py --models gpt,mlp,convolutions,bert
 
 Each repetition measures the units of the model, as `model.profile` does, and then the step; so whatever slows the
-machine for a while slows both. The step is forward, backward and the sums over the microbatches; the optimizer's
-update is the optimizer's and is left out. A ratio above 1 says that the step was forecast too slow.
+machine for a while slows both. The step is forward, backward, the sums over the microbatches and the update of the
+weights; with `--optimizer none` the update is left out of both. A ratio above 1 says that the step was forecast too
+slow.
 Where other programs take the processors now and then, look at "least disturbed": the forecast from the shortest time of
 each unit over the shortest median of steps, of all repetitions.
 
 With `-np 4 --partitions 2` two replicas train, and the step averages gradients; the forecast then has the averages in
-it, by the speed of links between processes of a host that `smp-tf plan` takes.
+it, by the speed of links between processes of a host that every plan takes, in a job and offline.
 
 The forecast is that of `smp-tf plan`: the schedule, simulated with the sum of a stage's units for each of its tasks,
 which are faster while the other rank waits. "always beside" is the same if they were not.
@@ -29,6 +30,7 @@ import smp_tf as smp  # isort: split
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
 from harness.machine import circumstances
 from harness.options import new_file, some_of
 from harness.report import paired, spread, with_quartiles
@@ -39,15 +41,16 @@ from tf_keras import layers
 
 from smp_tf.job import runtime
 from smp_tf.job.exchange import allgather_json
+from smp_tf.keras.optimizer_trials import slots_of
 from smp_tf.model import profiling
-from smp_tf.offline.cluster import one_host
 from smp_tf.partition.units.cost import estimate
 from smp_tf.pipeline.measure.profile import make_ready
 from smp_tf.pipeline.planner.cut import cut_into_units
-from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
+from smp_tf.pipeline.planner.request import Aim, Course, Once, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.planner.units import costs_of
+from smp_tf.pipeline.programs.kinds import KINDS
 
 
 @dataclass(frozen=True)
@@ -135,9 +138,11 @@ class Forecast:
     Args:
         example: the model.
         microbatches: parts of a batch.
+        optimizer: name of what updates the weights; "none": nothing does.
     """
 
-    def __init__(self, example: Example, microbatches: int) -> None:
+    def __init__(self, example: Example, microbatches: int, optimizer: str) -> None:
+        self.updater = None if optimizer == "none" else tf_keras.optimizers.get(optimizer)
         self.model = example.build()
         self.batch = [tf.constant(part) for part in example.batch()]
         samples = len(self.batch[0]) // microbatches
@@ -161,7 +166,10 @@ class Forecast:
         @tf.function
         def train(*inputs: tf.Tensor) -> Any:
             gradients, loss = step(*inputs)
-            sums = [gradient.accumulate() for gradient in gradients if gradient is not None]
+            pairs = zip(gradients, self.model.trainable_variables, strict=True)
+            sums, trained = zip(*((g.accumulate(), v) for g, v in pairs if g is not None), strict=True)
+            if self.updater is not None:
+                self.updater.apply_gradients(zip(sums, trained, strict=True))
             made = [total.values if isinstance(total, tf.IndexedSlices) else total for total in sums]
             # A gradient is on the rank that stores its weight only.
             with tf.control_dependencies([total for total in made if total is not None]):
@@ -194,22 +202,23 @@ class Forecast:
         [program] = self.step._programs.values()
         plan, split = program.plan, program.stage_program.split
         config = runtime.current().config
+        slots = 0.0 if self.updater is None else slots_of(self.updater) or 0.0
         request = PlacementRequest(
             Course(config.pipeline, plan.stages, plan.microbatches, self.samples),
-            Storage(slots=0.0),
+            Storage(slots, replicas=runtime.current().topology.replicas),
             Aim(config.optimize),
             UnitTimes(found.times, alone=(1.0, 1.0) if always_beside else found.alone),
+            once=Once(config.check_inputs),
         )
-        units, costs = costs_of(self.traced.graph, request)
-        running = runtime.current().topology
-        averaged = [row.gradient_bytes for row in plan.forecast]
-        reduce_seconds = one_host(running.size).reduce_seconds(plan.stages, running.replicas, averaged)
-        return timeline_of(plan, units, costs, split, self.samples, reduce_seconds=reduce_seconds).step_time
+        timeline = timeline_of(plan, *costs_of(self.traced.graph, request), split, request)
+        if self.updater is not None:
+            return timeline.step_time
+        return max(span.end for own in timeline.spans for span in own if not KINDS[span.task.kind].is_update)
 
 
 def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Measures one model; returns its figures."""
-    forecast = Forecast(MODELS[name], given.microbatches)
+    forecast = Forecast(MODELS[name], given.microbatches, given.optimizer)
     # The plan of the first step goes by these.
     first = forecast.measure()
     forecast.model._smp_store.measured = {
@@ -257,6 +266,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5, help="of every model")
     parser.add_argument("--partitions", type=int, help="stages of a replica (default: all processes)")
     parser.add_argument("--microbatches", type=int, default=4, help="parts a batch is cut into")
+    parser.add_argument("--optimizer", default="adam", help='of the updates, by its name in Keras, or "none"')
     parser.add_argument("--turn", type=float, default=2.0, help="seconds of steps in a repetition, about")
     parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args()

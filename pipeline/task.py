@@ -201,6 +201,7 @@ class BucketMakers:
         segments: chunk, sweep and part of the compute tasks that add to the gradients.
         edges: the edges over which other stages send their contributions, in all or for every microbatch.
         nbytes: bytes of all its gradients.
+        share: the share of the last of these tasks after which all gradients are there; 1 where that is its end.
     """
 
     stage: int
@@ -208,6 +209,7 @@ class BucketMakers:
     segments: frozenset[tuple[int, int, int]]
     edges: frozenset[int] = frozenset()
     nbytes: int = 0
+    share: float = 1.0
 
     def is_made_by(self, task: Task) -> bool:
         """Returns whether a task of the stage adds to the bucket."""
@@ -227,6 +229,7 @@ class Program:
         sweeps: how often a microbatch crosses the chunks: 1 without backward, 2 with it, more with T tasks.
         buckets: what makes the gradients that its REDUCE tasks average. A bucket that is not here needs all tasks of
             its stage.
+        by_script: whether the script writes the updates of weights, after the step. Otherwise the step does.
     """
 
     ranks: tuple[tuple[Task, ...], ...]
@@ -234,6 +237,7 @@ class Program:
     chunks: int
     sweeps: int
     buckets: tuple[BucketMakers, ...] = ()
+    by_script: bool = False
 
     @property
     def stages(self) -> int:

@@ -70,6 +70,8 @@ class Ranks:
         hosts: the number of each rank's host; empty where all are on one host.
         own: bytes that each rank has, or None, whatever `memory_limit` says; empty where nothing is known.
         limited_by: the words for what says how many bytes a rank has.
+        rings: how fast the replicas of each stage pass on what they average, as a multiple of that machine's link;
+            empty where they do so at its speed.
     """
 
     speed: tuple[float, ...]
@@ -78,6 +80,7 @@ class Ranks:
     hosts: tuple[int, ...] = ()
     own: tuple[float | None, ...] = ()
     limited_by: tuple[str, ...] = ()
+    rings: tuple[float, ...] = ()
 
     @classmethod
     def alike(cls, count: int, memory_limit: float | None = None) -> Ranks:

@@ -33,7 +33,7 @@ def nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[s
     assert request.hardware.ranks is not None
     units = len(units_of(graph))
     is_quick = units * request.course.stages <= _MOST_TO_TRY
-    if request.given is None and request.default is None and is_quick:
+    if request.fixed.given is None and request.fixed.default is None and is_quick:
         more = _more(request.course.stages, units)
         found = request.aim.more_partitions
         yield from _more_partitions(graph, request, more) if found is None else found(more)
@@ -43,7 +43,7 @@ def nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[s
         if fits(graph, alone):
             yield "1 replica"
     asked = request.course.schedule
-    kinds = [kind for kind in IN_ORDER if kind != asked and graph.gradients and request.given is None]
+    kinds = [kind for kind in IN_ORDER if kind != asked and graph.gradients and request.fixed.given is None]
     for kind in kinds if request.course.stages > 1 and is_named(asked) and is_quick else ():
         other = request.changed(schedule=kind, proof_seconds=0.0)
         if is_possible(kind, request, units) and fits(graph, other):
@@ -75,7 +75,7 @@ def _smaller_microbatches(graph: OpGraph, request: PlacementRequest) -> Iterator
     The graph is for one size of microbatches. What is kept, sent and worked with is assumed to shrink as the microbatch
     does.
     """
-    if request.given is not None or not is_named(request.course.schedule) or not graph.gradients:
+    if request.fixed.given is not None or not is_named(request.course.schedule) or not graph.gradients:
         return
     limits, asked = request.limits, request.course.microbatches
     many, batch = asked, asked * request.course.samples

@@ -27,9 +27,9 @@ def placed_by_script(units: Sequence[Unit], request: PlacementRequest, decided: 
     if request.course.stages == 1:
         return [None] * len(units)
     _require_partitions(units, request.course.stages)
-    if request.default is None:
+    if request.fixed.default is None:
         return [unit.stage for unit in units]
-    placed, runs = _by_hand(units, request.default), request.course.chunks.are_stages
+    placed, runs = _by_hand(units, request.fixed.default), request.course.chunks.are_stages
     for (before, first), (unit, second) in pairwise(zip(units, placed, strict=True)):
         if second < first and runs and not decided:
             raise PlacementError(
@@ -60,7 +60,7 @@ def placement_by_hand(graph: OpGraph, request: PlacementRequest) -> tuple[int, .
     units = units_of(graph)
     _require_partitions(units, request.course.stages)
     by_script = [unit.stage for unit in units if unit.stage is not None]
-    placed = by_script if request.default is None else _by_hand(units, request.default)
+    placed = by_script if request.fixed.default is None else _by_hand(units, request.fixed.default)
     runs = tuple(stage for stage, _ in groupby(placed))
     if all(first < second for first, second in pairwise(runs)):
         return None

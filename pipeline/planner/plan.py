@@ -71,8 +71,8 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     """
     units = _in_order(graph, request, owners)
     costs, known = costs_in_order(graph, units, request)
-    if request.given is not None:
-        placed = Placed(as_given(graph, units, costs, request.given, request, owners), None)
+    if request.fixed.given is not None:
+        placed = Placed(as_given(graph, units, costs, request.fixed.given, request, owners), None)
         owners = {**placed.placement.owners, **owners}
         found = _Solution(units, costs, known, placed)
     else:
@@ -101,8 +101,8 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
 def _in_order(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> tuple[Unit, ...]:
     """Returns the units in the order of a file, or of the chunks that an earlier step decided."""
     units = units_of(graph)
-    if request.given is not None:
-        at = {name: position for position, name in enumerate(request.given.units)}
+    if request.fixed.given is not None:
+        at = {name: position for position, name in enumerate(request.fixed.given.units)}
         return tuple(
             dataclasses.replace(unit, index=index)
             for index, unit in enumerate(sorted(units, key=lambda unit: at[unit.name]))
@@ -145,8 +145,8 @@ def _reasons(graph: OpGraph, plan: Plan, found: _Solution, request: PlacementReq
     units, costs, known = found.units, found.costs, found.known
     if found.placed.without is not None:
         yield f"no more is proved of this placement: {found.placed.without}"
-    if request.given is not None:
-        yield loaded(request.given, plan.fingerprint)
+    if request.fixed.given is not None:
+        yield loaded(request.fixed.given, plan.fingerprint)
     if request.course.recompute and graph.gradients:
         yield _made_again(plan, costs)
     if known and request.times.sizes:

@@ -66,7 +66,7 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
             request.hardware.ranks,
             nearest(graph, request, plan) if request.aim.advise and not owners else (),
             averaging=request.storage.averaging_bytes if graph.gradients else 0,
-            is_given=request.given is not None,
+            is_given=request.fixed.given is not None,
         )
     return plan
 
@@ -112,7 +112,7 @@ def _step_time(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
     """Returns the seconds of a step by a plan, simulated."""
     done = cut(graph, plan, request.outputs.local, request.outputs.composites)
     units, costs = costs_of(graph, request, plan)
-    return timeline_of(plan, units, costs, done, request.course.samples, request.hardware.ranks).step_time
+    return timeline_of(plan, units, costs, done, request).step_time
 
 
 def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:

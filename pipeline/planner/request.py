@@ -1,4 +1,4 @@
-"""The request for a placement: five values, and what the script has fixed."""
+"""The request for a placement: eight values."""
 
 from __future__ import annotations
 
@@ -131,6 +131,34 @@ class Outputs:
 
 
 @dataclass(frozen=True)
+class Once:
+    """What a step does once besides its microbatches, as far as a plan cannot tell it from the graph.
+
+    Args:
+        checks_inputs: whether the ranks of a replica compare their batches.
+        stage_sums: how often the stages put numbers together before weights change.
+        is_compiled: whether XLA compiles the tasks.
+    """
+
+    checks_inputs: bool = False
+    stage_sums: int = 0
+    is_compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What a script or a file has fixed of a placement.
+
+    Args:
+        default: the stage of layers that the script has not placed, where it places layers; else None.
+        given: the plan of a file, which leaves no choice; else None.
+    """
+
+    default: int | None = None
+    given: StoredPlan | None = None
+
+
+@dataclass(frozen=True)
 class PlacementRequest:
     """What the placement of a step depends on besides its graph.
 
@@ -140,9 +168,9 @@ class PlacementRequest:
         aim: what makes a placement good, and how long to search for one.
         times: measured times of units, in seconds of one microbatch.
         hardware: what the ranks are.
-        default: the stage of layers that the script has not placed, where it places layers; else None.
-        given: the plan of a file, which leaves no choice; else None.
+        fixed: what a script or a file has fixed.
         outputs: which outputs are no plain tensors for every stage.
+        once: what the step does once besides its microbatches.
     """
 
     course: Course
@@ -150,9 +178,9 @@ class PlacementRequest:
     aim: Aim
     times: UnitTimes = dataclasses.field(default_factory=UnitTimes)
     hardware: Hardware = Hardware()
-    default: int | None = None
-    given: StoredPlan | None = None
+    fixed: Fixed = Fixed()
     outputs: Outputs = Outputs()
+    once: Once = Once()
 
     def changed(self, **changes: Any) -> PlacementRequest:
         """Returns the same request with other values of some fields.
@@ -190,7 +218,14 @@ class PlacementRequest:
 #: The value of a request that has each field, by the field's name.
 _PART_OF = {
     field.name: part
-    for part, kind in (("course", Course), ("storage", Storage), ("aim", Aim), ("hardware", Hardware))
+    for part, kind in (
+        ("course", Course),
+        ("storage", Storage),
+        ("aim", Aim),
+        ("hardware", Hardware),
+        ("fixed", Fixed),
+        ("once", Once),
+    )
     for field in dataclasses.fields(kind)
 }
 

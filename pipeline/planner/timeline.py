@@ -1,8 +1,11 @@
-"""Simulates what runs when in a step that a plan has cut, by the costs of its units."""
+"""Simulates what runs when in a step that was cut by a plan: the one place from which the time of a step comes.
+
+A plan in a job and one that is made offline go by the same costs of units, and by the same prices of what is done once
+a step: averages over replicas, sums over stages, updates of weights, checks of batches.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from smp_tf.partition.place.placement import Ranks
@@ -10,82 +13,104 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split, Transfer
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
+from smp_tf.pipeline.planner.memory_forecast import batch_bytes
+from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
-from smp_tf.pipeline.programs.kinds import REDUCE
-from smp_tf.pipeline.programs.reductions import add_reductions
+from smp_tf.pipeline.programs.kinds import priced
+from smp_tf.pipeline.programs.prices import Prices, Speeds
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
 from smp_tf.pipeline.programs.simulate import Timeline, simulate
-from smp_tf.pipeline.run.step_tasks import buckets_of, edges_of, plan_program
-from smp_tf.pipeline.task import Program, Task
+from smp_tf.pipeline.run.reduction import Averaging
+from smp_tf.pipeline.run.step_tasks import (
+    StageTasks,
+    Updates,
+    add_stage_tasks,
+    buckets_of,
+    edges_of,
+    plan_program,
+    trained_bytes,
+)
+from smp_tf.pipeline.task import Program
 
 
-def timeline_of(
-    plan: Plan,
-    units: Sequence[Unit],
-    costs: Costs,
-    split: Split,
-    samples: int,
-    ranks: Ranks | None = None,
-    reduce_seconds: Sequence[float] | None = None,
-) -> Timeline:
-    """Returns what runs when, by the costs of units.
+def timeline_of(plan: Plan, units: Sequence[Unit], costs: Costs, split: Split, request: PlacementRequest) -> Timeline:
+    """Returns what runs when, by the costs of units and the prices of what is done once a step.
 
     Args:
         plan: where the units are.
         units: of the step.
         costs: costs of the units.
         split: the step, cut by the plan.
-        samples: samples of a microbatch, where the graph does not say their number.
-        ranks: how the ranks differ from the machine of the costs; None where they do not.
-        reduce_seconds: how long each stage takes to average its gradients over the replicas; None where nothing is
-            averaged, or the time is unknown.
+        request: what the plan was made for.
     """
-    ranks, placement = ranks or Ranks.alike(plan.stages), plan.placement
-    forward, inputs, weights = ([0.0] * len(placement) for _ in range(3))
-    for cost, chunk in zip(costs.units, plan.chunks_of(units), strict=True):
-        speed = ranks.speed[placement[chunk]]
-        forward[chunk] += cost.seconds.forward / speed
-        inputs[chunk] += cost.input_gradient_seconds / speed
-        weights[chunk] += cost.weight_gradient_seconds / speed
-    times = [ChunkTimes(*each) for each in zip(forward, inputs, weights, strict=True)]
-
-    def link(transfer: Transfer) -> float:
-        ends = placement[transfer.src_chunk], placement[transfer.dst_chunk]
-        return costs.machine.link * min(ranks.link[stage] for stage in ends)
-
-    seconds: Mapping[int, float] = {
-        t.index: split.graph.type_of(t.tensor).nbytes(samples) / link(t) if t.tensor is not None else 0.0
-        for t in split.transfers
-    } | {t.index: 0.0 for t in split.handed_on}
+    ranks, samples = request.hardware.ranks or Ranks.alike(plan.stages), request.course.samples
     program, edges = plan_program(split, plan.schedule, plan.microbatches), edges_of(split)
-    program, once = _with_reductions(program, split, [row.gradient_bytes for row in plan.forecast], reduce_seconds)
+    program, _ = add_stage_tasks(split, program, _stage_tasks(plan, split, request), samples=samples)
+    times, seconds = _chunk_times(plan, units, costs, ranks), _message_seconds(plan, costs, split, samples, ranks)
+    once = priced(program, _prices(program, costs, split, request, ranks))
     if costs.alone == (1.0, 1.0):
         return simulate(program, times, edges, comm=seconds, once=once)
     sharing = Sharing(ranks.hosts or (0,) * plan.stages, *costs.alone)
     return simulate_on_hosts(program, times, edges, sharing, comm=seconds, once=once)
 
 
-def _with_reductions(
-    program: Program, split: Split, gradient_bytes: Sequence[int], reduce_seconds: Sequence[float] | None
-) -> tuple[Program, dict[Task, float]]:
-    """Adds REDUCE tasks to the program, and gives each the time of its share of the stage's gradients.
+def _chunk_times(plan: Plan, units: Sequence[Unit], costs: Costs, ranks: Ranks) -> list[ChunkTimes]:
+    """Returns how long the tasks of each chunk take for one microbatch."""
+    placement = plan.placement
+    forward, inputs, weights = ([0.0] * len(placement) for _ in range(3))
+    for cost, chunk in zip(costs.units, plan.chunks_of(units), strict=True):
+        speed = ranks.speed[placement[chunk]]
+        forward[chunk] += cost.seconds.forward / speed
+        inputs[chunk] += cost.input_gradient_seconds / speed
+        weights[chunk] += cost.weight_gradient_seconds / speed
+    return [ChunkTimes(*each) for each in zip(forward, inputs, weights, strict=True)]
 
-    Gradients in no bucket, such as sparse ones, are averaged after all else.
-    """
-    if reduce_seconds is None or not any(reduce_seconds):
-        return program, {}
-    buckets = [bucket.makers for own in buckets_of(split, program.stages) for bucket in own]
-    program = add_reductions(program, buckets)
-    once: dict[Task, float] = {}
-    ranks = []
-    for stage, (tasks, nbytes, seconds) in enumerate(zip(program.ranks, gradient_bytes, reduce_seconds, strict=True)):
-        own = [bucket for bucket in buckets if bucket.stage == stage]
-        whole = max(nbytes, sum(bucket.nbytes for bucket in own)) or 1
-        last = Task(REDUCE, stage, bucket=len(own))
-        for bucket in own:
-            once[Task(REDUCE, stage, bucket=bucket.number)] = seconds * bucket.nbytes / whole
-        rest = whole - sum(bucket.nbytes for bucket in own)
-        if rest:
-            once[last] = seconds * rest / whole
-        ranks.append((*tasks, last) if rest else tasks)
-    return dataclasses.replace(program, ranks=tuple(ranks)), once
+
+def _message_seconds(plan: Plan, costs: Costs, split: Split, samples: int, ranks: Ranks) -> Mapping[int, float]:
+    """Returns how long each message takes, by its edge."""
+
+    def link(transfer: Transfer) -> float:
+        ends = plan.placement[transfer.src_chunk], plan.placement[transfer.dst_chunk]
+        return costs.machine.link * min(ranks.link[stage] for stage in ends)
+
+    return {
+        t.index: split.graph.type_of(t.tensor).nbytes(samples) / link(t) if t.tensor is not None else 0.0
+        for t in split.transfers
+    } | {t.index: 0.0 for t in split.handed_on}
+
+
+def _stage_tasks(plan: Plan, split: Split, request: PlacementRequest) -> StageTasks:
+    """Returns what the stages of the step do once a step."""
+    once = request.once
+    if not split.graph.gradients:
+        return StageTasks(checks_inputs=once.checks_inputs)
+    averaging: Averaging | None = None
+    if request.storage.replicas > 1:
+        known = [sum(bucket.makers.nbytes for bucket in own) for own in buckets_of(split, plan.stages)]
+        rest = {stage: row.gradient_bytes - known[stage] for stage, row in enumerate(plan.forecast)}
+        averaging = Averaging(others={stage: nbytes for stage, nbytes in rest.items() if nbytes > 0})
+    return StageTasks(
+        averaging,
+        Updates(once.stage_sums),
+        weighs=averaging is not None,
+        checks_inputs=once.checks_inputs,
+        gives_early=not once.is_compiled,
+    )
+
+
+def _prices(program: Program, costs: Costs, split: Split, request: PlacementRequest, ranks: Ranks) -> Prices:
+    """Returns what the tasks are priced by that are done once a step."""
+    machine, storage = costs.machine, request.storage
+    rings = ranks.rings or (1.0,) * program.stages
+    return Prices(
+        tuple(
+            Speeds(machine.memory * speed, machine.link * ring) for speed, ring in zip(ranks.speed, rings, strict=True)
+        ),
+        machine.op_seconds,
+        storage.replicas,
+        trained_bytes(split),
+        {(bucket.stage, bucket.number): bucket.nbytes for bucket in program.buckets},
+        storage.slots,
+        storage.slot_shares,
+        batch_bytes(split.graph, program.microbatches, request.course.samples),
+    )

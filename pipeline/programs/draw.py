@@ -6,18 +6,20 @@ rank 1  .. F0 B0=== F1 B1=== .. ..    dots: the rank waits
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from smp_tf.pipeline.programs.kinds import KINDS, Busy
 from smp_tf.pipeline.programs.replay import Span
 from smp_tf.pipeline.programs.simulate import Timeline
-from smp_tf.pipeline.task import Task
+from smp_tf.pipeline.task import Program, Task
 
 
 def draw(timeline: Timeline, unit: float | None = None) -> str:
     """Returns a picture of what the ranks do in a step, without messages.
 
-    What a rank does with other replicas meanwhile has its own row under the rank's.
+    What a rank does with other replicas meanwhile has its own row under the rank's. What the script writes, after the
+    step, is in parentheses.
 
     Args:
         timeline: the simulated step.
@@ -36,14 +38,14 @@ def draw(timeline: Timeline, unit: float | None = None) -> str:
         rank 0  F0 F1 .. B0 .. B1
         rank 1  .. F0 B0 F1 B1 ..
     """
-    name_chunks = timeline.program.chunks > timeline.program.stages
+    label = functools.partial(_label, timeline.program)
     rows = [_of(spans, Busy.RANK) for spans in timeline.spans]
     lines_of = [_of(spans, Busy.LINE) for spans in timeline.spans]
     spans = [span for row in (*rows, *lines_of) for span in row]
     if not spans:
         return "\n".join(f"rank {rank}" for rank in range(timeline.program.stages))
     column = min(span.end - span.start for span in spans) if unit is None else unit
-    width = max(len(_label(span.task, name_chunks)) for span in spans)
+    width = max(len(label(span.task)) for span in spans)
     columns = round(timeline.step_time / column)
     lines = []
     for rank, (row, line) in enumerate(zip(rows, lines_of, strict=True)):
@@ -54,7 +56,7 @@ def draw(timeline: Timeline, unit: float | None = None) -> str:
                     start, end = round(span.start / column), round(span.end / column)
                     if end > start:
                         length = (width + 1) * (end - start) - 1
-                        cells[start:end] = [_label(span.task, name_chunks).ljust(length, "=")]
+                        cells[start:end] = [label(span.task).ljust(length, "=")]
                         cells[start + 1 : start + 1] = [""] * (end - start - 1)
                 lines.append(head + " ".join(cell for cell in cells if cell))
     return "\n".join(lines)
@@ -64,5 +66,6 @@ def _of(spans: Sequence[Span], busy: Busy) -> list[Span]:
     return [span for span in spans if KINDS[span.task.kind].busy is busy and span.end > span.start]
 
 
-def _label(task: Task, name_chunks: bool) -> str:
-    return str(task) if name_chunks else str(task).lstrip("0123456789")
+def _label(program: Program, task: Task) -> str:
+    name = str(task) if program.chunks > program.stages else str(task).lstrip("0123456789")
+    return f"({name})" if program.by_script and KINDS[task.kind].is_update else name

@@ -13,7 +13,8 @@ from typing import Literal
 
 from smp_tf.pipeline.programs.chunk_times import TaskTimes
 from smp_tf.pipeline.programs.places import Places
-from smp_tf.pipeline.task import Index, Kind, Task
+from smp_tf.pipeline.programs.prices import Prices
+from smp_tf.pipeline.task import Index, Kind, Program, Task
 
 
 class Busy(enum.Enum):
@@ -38,6 +39,8 @@ class Holds(enum.Enum):
     RECEIVED = enum.auto()
     #: It keeps a tensor until another stage has it.
     SENT = enum.auto()
+    #: It makes what the optimizer needs besides weights and slots.
+    UPDATE = enum.auto()
     #: It changes nothing that is counted by task.
     NOTHING = enum.auto()
 
@@ -67,7 +70,10 @@ class Row:
         busy: what part of the rank is busy while it runs.
         holds: how it changes what is in memory.
         stash: what it does to the activations that are kept for backward.
+        begins_early: whether it may begin within the last task that adds to its bucket.
+        is_update: whether it is part of the update of weights. This is written after all other tasks of a step.
         alone: which share of its time it takes while the other ranks of its host wait; None where it takes all of it.
+        price: returns how long it takes by what it moves, where it is done once a step; None where its time is given.
     """
 
     needs: Callable[[Places, int, Task], tuple[int, ...]]
@@ -78,7 +84,10 @@ class Row:
     busy: Busy = Busy.RANK
     holds: Holds = Holds.NOTHING
     stash: StashChange = StashChange.IS_LEFT
+    begins_early: bool = False
+    is_update: bool = False
     alone: Literal["forward", "backward"] | None = None
+    price: Callable[[Prices, Task], float] | None = None
 
 
 def once(times: TaskTimes, task: Task) -> float:
@@ -110,11 +119,23 @@ def of_averages(places: Places, rank: int, task: Task) -> tuple[int, ...]:
     return (*places.of_gradients(rank, task), *places.of_bucket(REDUCE, task))
 
 
+def of_all_averages(places: Places, rank: int, task: Task) -> tuple[int, ...]:
+    """Returns what a task needs that reads all gradients of its stage after they were averaged."""
+    return of_averages(places, rank, Task(task.kind, task.chunk))
+
+
 def of_stage_sum(places: Places, rank: int, task: Task) -> tuple[int, ...]:
-    """Returns what a SUM needs: on the first rank what all others tell, on the others the first rank's result."""
-    if rank == 0:
-        return tuple(places.number_of(Task(TELL, other)) for other in range(1, places.program.stages))
-    return places.number_of(Task(TELL, rank)), places.number_of(Task(SUM, 0))
+    """Returns what a SUM needs: on the first rank its own numbers and all others', on the others what comes of them."""
+    others = range(1, places.program.stages) if rank == 0 else (rank,)
+    told = [places.number_of(Task(TELL, other, bucket=task.bucket)) for other in others]
+    if rank > 0:
+        return (*told, places.number_of(Task(SUM, 0, bucket=task.bucket)))
+    return (*of_all_averages(places, rank, task), *told)
+
+
+def of_update(places: Places, rank: int, task: Task) -> tuple[int, ...]:
+    """Returns what an APPLY needs: the averages of its bucket, and what the stages have put together before."""
+    return (*of_averages(places, rank, task), *places.of_kind[SUM, task.chunk])
 
 
 KINDS: dict[Kind, Row] = {
@@ -149,19 +170,28 @@ KINDS: dict[Kind, Row] = {
     ),
     WEIGH: Row(
         Places.of_nothing, once, "reduce", "#cc79a7", "weigh: how much the gradients of each replica count",
-        busy=Busy.LINE,
+        busy=Busy.LINE, price=Prices.of_weigh,
     ),
     REDUCE: Row(
         Places.of_gradients, once, "reduce", "#cc79a7", "reduce: gradients over replicas",
-        busy=Busy.LINE,
+        busy=Busy.LINE, begins_early=True, price=Prices.of_reduce,
     ),
-    APPLY: Row(of_averages, once, "apply", "#999999", "apply: the optimizer"),
+    APPLY: Row(
+        of_update, once, "apply", "#999999", "apply: the optimizer",
+        holds=Holds.UPDATE, is_update=True, price=Prices.of_apply,
+    ),
     CHECK: Row(
         Places.of_others, once, "input", "#0072b2", "check: do all ranks of a replica have the same batch",
-        busy=Busy.NOTHING,
+        busy=Busy.NOTHING, price=Prices.of_check,
     ),
-    TELL: Row(Places.of_nothing, once, "reduce", None, "tell: numbers for the first stage"),
-    SUM: Row(of_stage_sum, once, "reduce", "#cc79a7", "sum: norms and checks over stages"),
+    TELL: Row(
+        of_all_averages, once, "reduce", None, "tell: numbers for the first stage",
+        is_update=True, price=Prices.of_tell,
+    ),
+    SUM: Row(
+        of_stage_sum, once, "reduce", "#cc79a7", "sum: norms and checks over stages",
+        is_update=True, price=Prices.of_sum,
+    ),
 }  # fmt: skip
 
 
@@ -172,3 +202,19 @@ def duration(times: TaskTimes) -> Callable[[Task], float]:
         times: of the program's tasks.
     """
     return lambda task: KINDS[task.kind].seconds(times, task)
+
+
+def priced(program: Program, prices: Prices) -> dict[Task, float]:
+    """Returns how long the tasks take that are done once a step, by what they move.
+
+    Args:
+        program: with these tasks.
+        prices: what they are priced by.
+    """
+    found: dict[Task, float] = {}
+    for tasks in program.ranks:
+        for task in tasks:
+            price = KINDS[task.kind].price
+            if price is not None:
+                found[task] = price(prices, task)
+    return found

@@ -209,7 +209,8 @@ class _Hosts(Walk):
             return True
         rank = self.rank_of(lane)
         is_aside = lane >= self.program.stages
-        ready = self._ready(lane, number, max(self.now, self.free_at[lane]))
+        # What goes on next to a rank's tasks may have begun within one that has ended now.
+        ready = self._ready(lane, number, self.free_at[lane] if is_aside else self.now)
         if ready is None:
             return False
         if task.kind is Kind.SEND:

@@ -39,13 +39,13 @@ class Timeline:
 
     @property
     def computed(self) -> float:
-        """Returns when the last task of the last rank is done, without what it still does with other replicas."""
+        """Returns when the last rank has computed and received all, without what it still averages and updates."""
         return max(
             (
                 span.end
                 for spans in self.spans
                 for span in spans
-                if KINDS[span.task.kind].busy in (Busy.RANK, Busy.MESSAGE)
+                if span.task.kind.is_compute or span.task.kind.is_transfer
             ),
             default=0.0,
         )

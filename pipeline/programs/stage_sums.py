@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from smp_tf.pipeline.programs.kinds import SUM, TELL
 from smp_tf.pipeline.task import Program, Task
 
@@ -17,5 +19,20 @@ def stage_sum(stages: int) -> Program:
     Args:
         stages: number of stages.
     """
-    others = ((Task(TELL, stage), Task(SUM, stage)) for stage in range(1, stages))
-    return Program(((Task(SUM, 0),), *others), microbatches=0, chunks=0, sweeps=0)
+    ranks = tuple(tuple(sums_on(stage, 1)) for stage in range(stages))
+    return Program(ranks, microbatches=0, chunks=0, sweeps=0)
+
+
+def sums_on(stage: int, count: int) -> Iterator[Task]:
+    """Yields the tasks of a stage by which all stages put numbers together.
+
+    Args:
+        stage: which stage.
+        count: how often they do.
+    """
+    for number in range(count):
+        # The first one goes without a number.
+        bucket = number or None
+        if stage > 0:
+            yield Task(TELL, stage, bucket=bucket)
+        yield Task(SUM, stage, bucket=bucket)

@@ -50,6 +50,8 @@ class Walk(ABC):
         self.end: list[float | None] = [None] * len(self.tasks)
         #: The RECV of a SEND, once it is open.
         self._receive_of: dict[int, int] = {}
+        #: Of what begins within the last task that it needs: that task's number, and which share of it has to be done.
+        self._early = self._begun_early()
         self._able = deque(range(len(self.lanes)))
         #: The lanes whose next task needs a task, by that task.
         self._waiting: dict[int, list[int]] = {}
@@ -67,6 +69,18 @@ class Walk(ABC):
             more += [(rank, line)] if line else []
             more += [(rank, [number]) for number in aside]
         return own + [lane for _, lane in more], [*range(len(own)), *(rank for rank, _ in more)]
+
+    def _begun_early(self) -> dict[int, tuple[int, float]]:
+        """Returns the tasks whose bucket is whole before the last task that adds to it ends."""
+        shares = {(bucket.stage, bucket.number): bucket.share for bucket in self.program.buckets if bucket.share < 1}
+        return {
+            number: (max(self.needs[number]), shares[task.chunk, task.bucket])
+            for number, task in enumerate(self.tasks[: self.first[-1]])
+            if KINDS[task.kind].begins_early
+            and task.bucket is not None
+            and (task.chunk, task.bucket) in shares
+            and self.needs[number]
+        }
 
     def rank_of(self, lane: int) -> int:
         """Returns the rank that a lane is of."""
@@ -91,11 +105,16 @@ class Walk(ABC):
     def _ready(self, lane: int, number: int, moment: float) -> float | None:
         """Returns when all that a task needs is there; None while this is unknown, and then the rank waits."""
         first = self.first[self.rank_of(lane)]
+        last, share = self._early.get(number, (None, 1.0))
         for need in self.needs[number]:
             ended = self.end[need]
             if ended is None:
                 self._wait(lane, need)
                 return None
+            if need == last:
+                begun = self.start[need]
+                assert begun is not None
+                ended = begun + share * (ended - begun)
             if not first <= need < number:
                 ended += self.latency(self.tasks[need])
             if ended > moment:

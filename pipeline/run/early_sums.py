@@ -10,6 +10,7 @@ others are: each is there, and its weights are updated, whether or not others st
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -111,3 +112,30 @@ def plan_early_sums(
         given = sorted(wanted.intersection(segment.outputs).intersection(whole))
         return EarlySums(task, tuple(given), program, device) if given else None
     return None
+
+
+def with_shares(
+    split: Split, early: EarlySums, buckets: Sequence[Bucket], seconds: Sequence[float]
+) -> tuple[Bucket, ...]:
+    """Returns the buckets of a stage, each with the share of the last task after which all of it is there.
+
+    Args:
+        split: the cut step.
+        early: the sums that the last task gives before it ends.
+        buckets: of the stage.
+        seconds: how long every node of the step takes.
+    """
+    segment = split.segments[when_of(early.task)]
+    after: dict[int, float] = {}
+    whole = 0.0
+    for number in segment.nodes:
+        whole += seconds[number]
+        after[number] = whole
+    found = []
+    for bucket in buckets:
+        made = {t for i in bucket.positions for t in parts_of(split.outputs[i])}.intersection(segment.outputs)
+        if made and whole and made <= set(early.tensors):
+            share = max(after[tensor.node] for tensor in made) / whole
+            bucket = dataclasses.replace(bucket, makers=dataclasses.replace(bucket.makers, share=share))
+        found.append(bucket)
+    return tuple(found)

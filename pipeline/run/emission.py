@@ -67,6 +67,7 @@ class Emission:
         all_ops: what has to run before variables change.
         averages: what has to run before the step ends.
         last_compute: what the next compute task comes after; None while there is none.
+        update: lets the optimizer write its update of all weights; None where that is done, or not this program's.
     """
 
     program: StageProgram
@@ -86,6 +87,7 @@ class Emission:
     all_ops: list[tf.Operation] = field(default_factory=list)
     averages: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
+    update: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self.transfers: Mapping[int, Transfer] = {t.index: t for t in self.program.split.transfers}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from smp_tf.ops import send_recv
-from smp_tf.pipeline.programs.kinds import CHECK, REDUCE, WEIGH
+from smp_tf.pipeline.programs.kinds import APPLY, CHECK, REDUCE, SUM, TELL, WEIGH
 from smp_tf.pipeline.run.emission import Emission
 from smp_tf.pipeline.run.marks import begin_task, end_task
 from smp_tf.pipeline.task import Kind, Task
@@ -154,6 +154,16 @@ def emit_check(emission: Emission, task: Task) -> None:
     emission.callers.check(emission.step)
 
 
+def emit_update(emission: Emission, task: Task) -> None:
+    """Lets the optimizer write its update: all of these tasks at the first of them, since it is called once for all.
+
+    Marks in the graph tell the buckets apart: the optimizer changes the weights of each when its average is there.
+    """
+    update, emission.update = emission.update, None
+    if update is not None:
+        update()
+
+
 EMITTERS: dict[Kind, Emitter] = {
     Kind.F: emit_compute,
     Kind.B: emit_compute,
@@ -165,4 +175,7 @@ EMITTERS: dict[Kind, Emitter] = {
     WEIGH: emit_weigh,
     REDUCE: emit_reduce,
     CHECK: emit_check,
+    TELL: emit_update,
+    SUM: emit_update,
+    APPLY: emit_update,
 }

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from smp_tf.ops import send_recv
 from smp_tf.ops.at_run_time import at_run_time
+from smp_tf.pipeline.programs.kinds import KINDS
 from smp_tf.pipeline.run.emission import CallersPart, Emission
 from smp_tf.pipeline.run.emitters import EMITTERS
 from smp_tf.pipeline.run.stage_program import StageProgram
@@ -39,6 +40,7 @@ class StepResults:
         step: number of the step, an int64 scalar tensor.
         computed: an op that has run when all of this rank has but the averages over replicas: variables may change.
         buckets: by position, in which bucket a gradient was averaged over the replicas.
+        emission: what is known of the program's ops.
     """
 
     values: list[list[tf.Tensor] | None]
@@ -46,6 +48,7 @@ class StepResults:
     step: tf.Tensor
     computed: tf.Operation
     buckets: Mapping[int, int]
+    emission: Emission
 
 
 def emit(
@@ -75,7 +78,8 @@ def emit(
     emission = Emission(program, arguments, captures, seed, weights, step, callers or CallersPart())
     emission.clear_sums()
     for task in program.tasks:
-        EMITTERS[task.kind](emission, task)
+        if not KINDS[task.kind].is_update:
+            EMITTERS[task.kind](emission, task)
     accumulated = [emission.total(position) for position in range(len(split.outputs))]
     with tf.control_dependencies(emission.all_ops):
         computed = at_run_time(step, handles).op
@@ -88,4 +92,22 @@ def emit(
         values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
     dense = [bucket for bucket in program.buckets if not bucket.is_sparse]
     buckets = {position: bucket.number for bucket in dense for position in bucket.positions}
-    return StepResults(values, accumulated, step, computed, buckets)
+    return StepResults(values, accumulated, step, computed, buckets, emission)
+
+
+def emit_updates(results: StepResults, update: Callable[[], None]) -> None:
+    """Writes the last tasks of a program, which update weights, into the current graph.
+
+    A script's own loop calls the optimizer itself, after the step; then these tasks are the script's to write.
+
+    Args:
+        results: what the program produced.
+        update: lets the optimizer write its update of all weights.
+    """
+    results.emission.update = update
+    for task in results.emission.program.tasks:
+        if KINDS[task.kind].is_update:
+            EMITTERS[task.kind](results.emission, task)
+    if results.emission.update is not None:
+        # A rank that updates nothing has none of these tasks, and its optimizer counts the step all the same.
+        update()

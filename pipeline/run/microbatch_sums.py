@@ -76,3 +76,17 @@ def sums_of(split: Split, stage: int, wanted: WantedSums, microbatches: int, nam
     }
     kept = frozenset(split.outputs[position].tensor for position in wanted.kept) & summed
     return MicrobatchSums(frozenset(summed), kept, accumulators, wanted.is_weighted, wanted.device)
+
+
+def sums_of_functions(split: Split, stage: int, microbatches: int) -> frozenset[Tensor]:
+    """Returns the tensors of a stage whose sum over the microbatches a task's function can have.
+
+    Args:
+        split: the cut step.
+        stage: which stage.
+        microbatches: their number.
+    """
+    made = {t for segment in split.segments_of(stage).values() for t in segment.outputs}
+    summed = summed_of(split, stage) & made
+    # A single microbatch is its own sum.
+    return frozenset(t for t in summed if microbatches == 1 or fits(split.graph.type_of(t)))

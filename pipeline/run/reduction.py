@@ -217,16 +217,18 @@ class Averaging:
     """How the gradients of a step are averaged over the replicas.
 
     Args:
-        reduce: sums tensors over the replicas.
+        reduce: sums tensors over the replicas; None where the step is planned and not run.
         gradients: what is known of those that are summed.
         bucket_bytes: with so many, gradients that are summed together are enough; None for what is usual.
         sparse: the positions of the parts of each sparse gradient among the outputs.
+        others: bytes of what a stage averages besides, by stage, where it is not known which gradients are sparse.
     """
 
-    reduce: Reduce
+    reduce: Reduce | None = None
     gradients: Gradients = Gradients()
     bucket_bytes: int | None = None
     sparse: Sequence[tuple[int, ...]] = ()
+    others: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.split.split import Segment, Split, Visit
+from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.run.early_sums import EarlySums, plan_early_sums
-from smp_tf.pipeline.run.microbatch_sums import MicrobatchSums, WantedSums, sums_of
+from smp_tf.pipeline.run.microbatch_sums import MicrobatchSums, WantedSums, sums_of, sums_of_functions
 from smp_tf.pipeline.run.reduction import Bucket, Reduction, when_of
 from smp_tf.pipeline.run.segment_function import SegmentFunction, Summing, build_segment_function
-from smp_tf.pipeline.run.step_tasks import StageTasks, add_stage_tasks
+from smp_tf.pipeline.run.step_tasks import StageTasks, add_stage_tasks, edges_of
 from smp_tf.pipeline.task import Program, Task
 
 
@@ -120,17 +121,19 @@ def build_stage_program(
     """
     tasks, sums = tasks or StageTasks(), sums or WantedSums()
     made = sums_of(split, end.stage, sums, program.microbatches, f"smp_sum_{end.number}")
-    program, buckets = add_stage_tasks(split, program, tasks, sums.kept)
+    program, buckets = add_stage_tasks(split, program, tasks, sums.kept, samples)
+    check(program, edges_of(split))
     averaging = tasks.averaging
     reduction: Reduction | None = None
     if averaging is not None:
+        assert averaging.reduce is not None
         reduction = Reduction(averaging.reduce, end.number, end.stage, averaging.gradients, buckets[end.stage])
     tracing = _Tracing(split, split.segments_of(end.stage), variables, made, xla, samples)
     last: tuple[Task, SegmentFunction] | None = None
     # What XLA compiles gives nothing before it ends.
     if reduction is not None and not xla:
         dense = [bucket for bucket in reduction.buckets if not bucket.is_sparse]
-        whole = tracing.has_sum_of(program.microbatches)
+        whole = sums_of_functions(split, end.stage, program.microbatches)
         own = program.ranks[end.stage]
         early = plan_early_sums(split, end.stage, own, dense, whole, program=end.number, device=sums.device)
         if early is not None:
@@ -182,16 +185,6 @@ class _Tracing:
             xla=self.xla,
             samples=self.samples,
         )
-
-    def has_sum_of(self, microbatches: int) -> frozenset[Tensor]:
-        """Returns the tensors whose sum over the microbatches a function can have.
-
-        Args:
-            microbatches: their number.
-        """
-        if microbatches > 1:
-            return frozenset(self.sums.accumulators)
-        return self.sums.tensors & {t for segment in self.segments.values() for t in segment.outputs}
 
 
 def _is_read(split: Split, others: Sequence[Segment], tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """The tasks of all stages of a cut step: those of its microbatches, and those that passes put in once a step.
 
-cut step ──▶ plan_program: compute and transfers ──▶ add_stage_tasks: WEIGH, REDUCE, CHECK ──▶ checked lists
+cut step ──▶ plan_program: compute and transfers ──▶ add_stage_tasks: WEIGH, REDUCE, APPLY, CHECK
 """
 
 from __future__ import annotations
@@ -9,14 +9,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smp_tf.partition.split.split import Split
+from smp_tf.partition.units.cost import node_seconds
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.input_checks import add_input_checks
 from smp_tf.pipeline.programs.reductions import add_reductions, check_replicas
+from smp_tf.pipeline.programs.updates import add_updates
 from smp_tf.pipeline.programs.weights_of_replicas import add_weights_of_replicas
-from smp_tf.pipeline.run.microbatch_sums import summed_of
+from smp_tf.pipeline.run.early_sums import plan_early_sums, with_shares
+from smp_tf.pipeline.run.microbatch_sums import summed_of, sums_of_functions
 from smp_tf.pipeline.run.reduction import Averaging, Bucket, group_gradients, plan_buckets, plan_sparse_buckets
 from smp_tf.pipeline.schedules.schedule import add_transfers, program_of
-from smp_tf.pipeline.task import Edge, Program
+from smp_tf.pipeline.task import BucketMakers, Edge, Program
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How the weights of a step are updated.
+
+    Args:
+        stage_sums: how often the stages put numbers together before, such as for a norm that an optimizer clips by.
+        by_script: whether the script calls the optimizer, after the step. Otherwise the step does, as in `fit`.
+    """
+
+    stage_sums: int = 0
+    by_script: bool = False
 
 
 @dataclass(frozen=True)
@@ -25,13 +41,17 @@ class StageTasks:
 
     Args:
         averaging: how gradients are averaged over the replicas; None where there is one replica.
+        updates: how weights are updated; None where the step has no gradients.
         weighs: whether replicas add up how much their gradients count.
         checks_inputs: whether the ranks of a replica compare their batches.
+        gives_early: whether the last task gives sums before it ends. What XLA compiles does not.
     """
 
     averaging: Averaging | None = None
+    updates: Updates | None = None
     weighs: bool = False
     checks_inputs: bool = False
+    gives_early: bool = True
 
 
 def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
@@ -92,32 +112,90 @@ def buckets_of(
 
 
 def add_stage_tasks(
-    split: Split, program: Program, tasks: StageTasks, keep: frozenset[int] = frozenset()
+    split: Split, program: Program, tasks: StageTasks, keep: frozenset[int] = frozenset(), samples: int = 1
 ) -> tuple[Program, list[tuple[Bucket, ...]]]:
-    """Puts into a program what its stages do once a step, and checks that it still ends.
+    """Puts into a program what its stages do once a step.
 
     Args:
         split: the cut step.
         program: as `plan_program` returns it.
         tasks: what they do.
         keep: positions of gradient outputs whose value per microbatch is wanted besides their sum.
+        samples: samples of a microbatch, where the graph leaves that length open.
 
     Returns:
         The program, and what each stage averages together over the replicas.
     """
     averaging = tasks.averaging
     buckets: list[tuple[Bucket, ...]] = [()] * program.stages
-    if tasks.checks_inputs:
-        program = add_input_checks(program)
     if averaging is not None:
         known = averaging.gradients.nbytes
         buckets = buckets_of(split, program.stages, averaging.bucket_bytes, known, averaging.sparse, keep)
+        buckets = [
+            (*own, *_others(split, stage, len(own), averaging.others.get(stage, 0)))
+            for stage, own in enumerate(buckets)
+        ]
+        if tasks.gives_early:
+            seconds = node_seconds(split.graph, unknown=samples)
+            buckets = [_with_shares(split, stage, program, own, seconds) for stage, own in enumerate(buckets)]
         program = add_reductions(program, [bucket.makers for own in buckets for bucket in own])
+    if tasks.checks_inputs:
+        program = add_input_checks(program)
     if tasks.weighs:
         program = add_weights_of_replicas(program)
-    if tasks != StageTasks():
-        check(program, edges_of(split))
+    if tasks.updates is not None:
+        numbers = _updated_together(split, buckets) if averaging is not None else _trained_by(split)
+        program = add_updates(program, numbers, stage_sums=tasks.updates.stage_sums, by_script=tasks.updates.by_script)
     return program, buckets
+
+
+def _with_shares(
+    split: Split, stage: int, program: Program, buckets: tuple[Bucket, ...], seconds: Sequence[float]
+) -> tuple[Bucket, ...]:
+    """Returns the buckets of a stage, those that are whole before the last task ends with that task's share."""
+    dense = [bucket for bucket in buckets if not bucket.is_sparse]
+    whole = sums_of_functions(split, stage, program.microbatches)
+    early = plan_early_sums(split, stage, program.ranks[stage], dense, whole, program=0)
+    return buckets if early is None else with_shares(split, early, buckets, seconds)
+
+
+def _others(split: Split, stage: int, number: int, nbytes: int) -> tuple[Bucket, ...]:
+    """Returns the bucket of what a stage averages besides the gradients that are known, after all of its tasks."""
+    if not nbytes:
+        return ()
+    makers = BucketMakers(stage, number, frozenset(split.segments_of(stage)), nbytes=nbytes)
+    return (Bucket(number, (), makers),)
+
+
+def _updated_together(split: Split, buckets: Sequence[Sequence[Bucket]]) -> dict[int, list[int | None]]:
+    """Returns the buckets by which each stage updates its weights; None stands for its sparse gradients."""
+    found: dict[int, list[int | None]] = {}
+    for stage, own in enumerate(buckets):
+        numbers: list[int | None] = [bucket.number for bucket in own if not bucket.is_sparse]
+        if any(bucket.is_sparse for bucket in own):
+            numbers.append(None)
+        if numbers:
+            found[stage] = numbers
+    return found
+
+
+def _trained_by(split: Split) -> dict[int, list[int | None]]:
+    """Returns that each stage which trains a weight updates all of them together."""
+    return {stage: [None] for stage, nbytes in enumerate(trained_bytes(split)) if nbytes}
+
+
+def trained_bytes(split: Split) -> tuple[int, ...]:
+    """Returns the bytes of the weights that each stage trains.
+
+    Args:
+        split: the cut step.
+    """
+    found = [0] * split.stages
+    for variable in {gradient.variable for gradient in split.graph.gradients}:
+        stage = split.stage_of_variable(variable)
+        if stage is not None:
+            found[stage] += split.graph.variables[variable].type.nbytes()
+    return tuple(found)
 
 
 def check_other_replicas(
@@ -142,4 +220,5 @@ def check_other_replicas(
     if program.microbatches == most:
         return
     others, _ = add_stage_tasks(split, plan_program(split, schedule, most), tasks, keep)
+    check(others, edges_of(split))
     check_replicas([program, others])

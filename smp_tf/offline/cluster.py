@@ -27,6 +27,7 @@ from smp_tf.config.values import RefusedError, byte_count, integer, optional
 from smp_tf.errors import ConfigError
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.units.cost import Machine
+from smp_tf.pipeline.programs.prices import ring_seconds
 
 #: The most hosts of one kind, and the most processes on one of them, since every rank is looked at.
 _MOST_HOSTS, _MOST_RANKS = 100_000, 1_000
@@ -101,16 +102,9 @@ class Cluster:
             partitions: stages of a replica.
             replicas: number of replicas.
             nbytes: bytes of gradients, for each stage.
-
-        Source:
-            Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
         """
-        if replicas == 1:
-            return (0.0,) * partitions
-        return tuple(
-            2 * (replicas - 1) / replicas * size / slowest
-            for size, slowest in zip(nbytes, _rings(self, partitions, replicas), strict=True)
-        )
+        rings = _rings(self, partitions, replicas)
+        return tuple(ring_seconds(size, replicas, rate) for size, rate in zip(nbytes, rings, strict=True))
 
     def between(self, host: int, other: int) -> float:
         """Returns the bytes a second between two ranks.
@@ -150,7 +144,8 @@ def _stages(cluster: Cluster, partitions: int, replicas: int) -> Ranks:
         limits = [f"{limit}, rank {least[1]}" if least else "" for limit, least in zip(limits, smallest, strict=True)]
     # Only one replica is looked at, since the others are laid out in the same way, or nearly so.
     hosts = tuple(at[rank] for rank in rows[0])
-    return Ranks(tuple(speed), tuple(link), memory, hosts, memory, tuple(limits))
+    rings = tuple(rate / cluster.within_host for rate in _rings(cluster, partitions, replicas))
+    return Ranks(tuple(speed), tuple(link), memory, hosts, memory, tuple(limits), rings)
 
 
 @functools.lru_cache(maxsize=8)

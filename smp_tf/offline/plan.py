@@ -42,10 +42,11 @@ from smp_tf.pipeline.measure.made_up import numbers
 from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.plan import PROOF_SECONDS
-from smp_tf.pipeline.planner.request import Aim, Course, Hardware, PlacementRequest, Storage
+from smp_tf.pipeline.planner.request import Aim, Course, Fixed, Hardware, Once, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.planner.units import costs_of, units_of
+from smp_tf.pipeline.programs.kinds import KINDS, Holds
 from smp_tf.pipeline.programs.simulate import Timeline
 from smp_tf.pipeline.programs.step_memory import memory_over_step
 from smp_tf.pipeline.schedules.schedule import is_named, runs_on
@@ -297,7 +298,8 @@ class OfflineModel:
             ),
             measured,
             Hardware(cluster.stages(stages, replicas).within(config.memory_limit), cluster.machine),
-            given=given,
+            Fixed(given=given),
+            once=Once(config.check_inputs, is_compiled=config.xla),
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = costs_of(made.graph, request, plan)
@@ -310,7 +312,7 @@ class OfflineModel:
             units,
             costs,
             split,
-            timeline_of(plan, units, costs, split, made.samples, request.hardware.ranks, reduce_seconds),
+            timeline_of(plan, units, costs, split, request),
             measured,
             AveragingTime(replicas, reduce_seconds),
         )
@@ -519,8 +521,8 @@ def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
 
     Returns:
         For each rank, seconds since the step's begin and the bytes held from then on. The last entry is at the step's
-        end. When a rank has done its tasks, its optimizer works. The plan's forecast is made from other times, which
-        all ranks know. So what is in flight at the fullest moment may differ.
+        end. While weights are updated, the optimizer needs memory, too. The plan's forecast is made from other times,
+        which all ranks know. So what is in flight at the fullest moment may differ.
     """
     samples = -(-made.batch_size // made.plan.microbatches)
     batch = memory_forecast.batch_bytes(made.graph, made.plan.microbatches, samples)
@@ -534,12 +536,13 @@ def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
         def held(nbytes: int, stored: int = stored) -> int:
             return stored + batch + nbytes + memory_forecast.rounding_bytes(batch + nbytes)
 
-        done = moments[-1][0] if moments else 0.0
+        updates = [span for span in made.timeline.spans[stage] if KINDS[span.task.kind].holds is Holds.UPDATE]
+        updating = held(memory_forecast.optimizer_bytes(stage, row, made.split, in_buckets=made.replicas > 1))
         found.append(
             [
                 (0.0, held(0)),
                 *((at, held(moment.total)) for at, moment in moments),
-                (done, held(memory_forecast.optimizer_bytes(stage, row, made.split, in_buckets=made.replicas > 1))),
+                *([(updates[0].start, updating), (updates[-1].end, held(0))] if updates else []),
                 (made.timeline.step_time, held(0)),
             ]
         )

@@ -214,9 +214,9 @@ def _opacity(placement: Sequence[int], chunk: int) -> float:
 def _timeline(made: OfflinePlan) -> str:
     scale = (WIDTH - LEFT) / made.timeline.step_time
     shapes = []
-    # What ranks do with other replicas meanwhile is a strip under their own tasks.
-    in_line = {kind for kind, row in KINDS.items() if row.busy is Busy.LINE}
-    tall = 32 if any(span.task.kind in in_line for spans in made.timeline.spans for span in spans) else 24
+    # What goes on next to a rank's own tasks, such as averages over replicas, is a strip under them.
+    aside = {kind for kind, row in KINDS.items() if row.busy in (Busy.LINE, Busy.NOTHING)}
+    tall = 32 if any(span.task.kind in aside for spans in made.timeline.spans for span in spans) else 24
     for rank, spans in enumerate(made.timeline.spans):
         top = rank * tall
         shapes.append(f'<text x="0" y="{top + 14}">rank {rank}</text>')
@@ -226,7 +226,7 @@ def _timeline(made: OfflinePlan) -> str:
                 continue
             x, wide = LEFT + span.start * scale, (span.end - span.start) * scale
             told = f"{task}: {in_seconds(span.start)} to {in_seconds(span.end)}"
-            at, height = (top + 21, 7) if task.kind in in_line else (top, 20)
+            at, height = (top + 21, 7) if task.kind in aside else (top, 20)
             opacity = 1.0 if task.kind.is_of_stage else _opacity(made.plan.placement, task.chunk)
             shapes.append(
                 f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{at}" width="{wide:.2f}" height="{height}" '

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from smp_tf.batch.results import composites_of
 from smp_tf.collectives.horovod import averaging_bytes
 from smp_tf.job import runtime
+from smp_tf.keras import adapter
 from smp_tf.keras.optimizer_trials import slots_of
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Ranks
@@ -17,7 +18,7 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered
 from smp_tf.pipeline.planner.plan import PROOF_SECONDS
-from smp_tf.pipeline.planner.request import Aim, Course, Hardware, Outputs, PlacementRequest, Storage
+from smp_tf.pipeline.planner.request import Aim, Course, Fixed, Hardware, Once, Outputs, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.planner.units import costs_of
@@ -51,6 +52,18 @@ def known_slots(models: Sequence[Any]) -> float | None:
     """Returns the slots per variable of the optimizers that models were compiled with. Others are unknown yet."""
     known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
     return max((slots for slots in known if slots is not None), default=None)
+
+
+def _stage_sums_of(models: Sequence[Any]) -> int:
+    """Returns how often the stages put numbers together before weights change, by the optimizers that are known."""
+    return max((_stage_sums(o) for m in models if (o := getattr(m, "optimizer", None)) is not None), default=0)
+
+
+def _stage_sums(optimizer: Any) -> int:
+    asked = adapter.optimizers()
+    if asked.scales_losses(optimizer):
+        return 1 + _stage_sums(optimizer.inner_optimizer)
+    return int(asked.clips_by_all(optimizer))
 
 
 def request_for(
@@ -110,15 +123,15 @@ def request_for(
         Aim(config.optimize, proof_seconds=PROOF_SECONDS),
         _times_of(traced.models, samples),
         Hardware(ranks),
-        None if config.auto_partition else config.default_partition,
-        given,
+        Fixed(None if config.auto_partition else config.default_partition, given),
         Outputs(local_outputs, composites_of(lowered.results)),
+        Once(config.check_inputs, _stage_sums_of(traced.models), config.xla),
     )
 
 
 def expected_of(graph: OpGraph, request: PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:
     """Returns how long a step should take, by the costs of its units."""
-    timeline = timeline_of(plan, *costs_of(graph, request, plan), cut, request.course.samples, request.hardware.ranks)
+    timeline = timeline_of(plan, *costs_of(graph, request, plan), cut, request)
     return first_steps.Expected(timeline.step_time, bool(request.times.seconds))
 
 

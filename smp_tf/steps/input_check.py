@@ -14,13 +14,11 @@ import tensorflow as tf
 from smp_tf.batch.microbatches import SplitArgument
 from smp_tf.job.content_hash import content_hashes
 from smp_tf.ops import send_recv
+from smp_tf.pipeline.programs.due_steps import EVERY, FIRST_STEPS
 from smp_tf.pipeline.programs.kinds import CHECK
 from smp_tf.pipeline.run.marks import begin_task, end_task
 from smp_tf.pipeline.task import Task
 from smp_tf.tf_internals import cond_independently
-
-_FIRST_STEPS = 10
-_EVERY = 100
 
 #: Edges from here up are not part of a plan.
 _EDGE = 1 << 24
@@ -79,5 +77,5 @@ def add_input_check(
         with tf.control_dependencies([end_task(task, step, number, checks)]):
             return tf.constant(True)
 
-    due = tf.logical_or(step < _FIRST_STEPS, tf.equal(step % _EVERY, 0))
+    due = tf.logical_or(step < FIRST_STEPS, tf.equal(step % EVERY, 0))
     cond_independently(due, compare, lambda: tf.constant(True))

@@ -24,7 +24,7 @@ from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.run.microbatch_sums import WantedSums
 from smp_tf.pipeline.run.reduction import Averaging, Bucket, Reduce, Sums
 from smp_tf.pipeline.run.stage_program import Endpoint, StageProgram, build_stage_program
-from smp_tf.pipeline.run.step_tasks import StageTasks, check_other_replicas, plan_program
+from smp_tf.pipeline.run.step_tasks import StageTasks, Updates, check_other_replicas, plan_program
 from smp_tf.pipeline.schedules.schedule import is_named
 from smp_tf.planning import earlier_steps, partition_file
 from smp_tf.planning.agreement import agree_on_plan, show_plan
@@ -70,7 +70,7 @@ class Unplanned:
     def owners(self) -> Mapping[int, int]:
         """The chunks of variables whose owner an earlier step decided, by index."""
         used = self.traced.graph.used_variables
-        return earlier_steps.chunks_of(self.traced.lowered, used, decided_only=self.request.given is not None)
+        return earlier_steps.chunks_of(self.traced.lowered, used, decided_only=self.request.fixed.given is not None)
 
     def propose(self, owners: Mapping[int, int], like: Plan | None = None) -> Plan:
         """Makes a plan.
@@ -209,7 +209,7 @@ def sums_over_replicas(step: Unplanned, receivers: Mapping[int, Receiver]) -> Re
 
 
 def stage_program(
-    step: Unplanned, agreed: AgreedPlan, owned: Ownership, *, keeps_gradients: bool, xla: bool
+    step: Unplanned, agreed: AgreedPlan, owned: Ownership, *, keeps_gradients: bool, by_script: bool, xla: bool
 ) -> StageProgram:
     """Builds what this rank runs.
 
@@ -218,6 +218,7 @@ def stage_program(
         agreed: its plan.
         owned: which variables this rank has, and who receives their gradients.
         keeps_gradients: whether gradients are kept for each microbatch besides their sum.
+        by_script: whether the script updates weights, after the step.
         xla: compile the functions with XLA, where XLA can.
     """
     topology, cut = runtime.current().topology, agreed.cut
@@ -228,7 +229,14 @@ def stage_program(
         averaging = Averaging(reduce, known, sparse=sparse_gradients(step.traced.lowered, cut))
     config, schedule = runtime.current().config, agreed.plan.schedule
     weighs = topology.replicas > 1 and any(output.is_gradient for output in cut.outputs)
-    tasks = StageTasks(averaging, weighs, checks_inputs=config.check_inputs and bool(step.batch.arguments))
+    is_trained = bool(cut.graph.gradients)
+    tasks = StageTasks(
+        averaging,
+        Updates(step.request.once.stage_sums, by_script) if is_trained else None,
+        weighs=weighs,
+        checks_inputs=config.check_inputs and bool(step.batch.arguments),
+        gives_early=not xla,
+    )
     kept = frozenset(range(len(cut.outputs))) if keeps_gradients else frozenset()
     program = build_stage_program(
         cut,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
 from smp_tf.pipeline.programs.kinds import WEIGH
 from smp_tf.pipeline.run.emission import CallersPart, SumSparse
-from smp_tf.pipeline.run.executor import StepResults, emit
+from smp_tf.pipeline.run.executor import StepResults, emit, emit_updates
 from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.run.reduction import Bucket
 from smp_tf.pipeline.run.stage_program import StageProgram
@@ -32,6 +32,7 @@ from smp_tf.replicas.sums import reduction_name, sum_over_replicas
 from smp_tf.steps.input_check import add_input_check
 from smp_tf.steps.outputs import DescribedOutputs, FlatOutputs, packed
 from smp_tf.steps.replica_check import ReplicaCheck
+from smp_tf.steps.sequel import Sequel
 from smp_tf.tf_internals import named, op_by_op
 from smp_tf.variables import step_seeds
 
@@ -59,12 +60,11 @@ class Results:
 
     Args:
         outputs: what is known of them.
-        then: what to do with them, given the arguments too, in the same graph; the program gives what it returns.
-            None: nothing.
+        then: what comes after the step in the same graph; the program gives what it returns. None: nothing.
     """
 
     outputs: DescribedOutputs
-    then: Callable[[Any, Sequence[Any]], Any] | None = None
+    then: Sequel | None = None
 
 
 @dataclass(repr=False, eq=False)
@@ -129,7 +129,7 @@ class SplitProgram:
                 f"tf.config.run_functions_eagerly off around it; to debug its body, use tf.print in it."
             )
         if not tf.executing_eagerly():
-            return self._finish(self._emit(tensors), tensors)
+            return self._finish(tensors)
         if self._eager is None:
             signature = [argument.spec for argument in self.arguments]
             emitter = named(self._emit_tensors, f"{self.name}_{self.stage_program.number}")
@@ -155,19 +155,23 @@ class SplitProgram:
                 return sizes_of(int(tensor.shape[argument.axis]), self.microbatches)
         return ()
 
-    def _finish(self, flat: FlatOutputs, tensors: Sequence[Any]) -> Any:
+    def _finish(self, tensors: Sequence[Any]) -> Any:
+        """Writes the program into the current graph, and what comes after it."""
+        flat, emitted = self._emit(tensors)
         results = self.returned.outputs.filled(flat)
-        return results if self.returned.then is None else self.returned.then(results, tensors)
+        if self.returned.then is None:
+            return results
+        return self.returned.then(results, tensors, lambda update: emit_updates(emitted, update))
 
     def _emit_tensors(self, *tensors: Any) -> Any:
         if self.returned.then is not None:
-            return self._finish(self._emit(tensors), tensors)
-        self._layout = self._emit(tensors)
+            return self._finish(tensors)
+        self._layout, _ = self._emit(tensors)
         return self._layout.tensors()
 
     @op_by_op()
-    def _emit(self, tensors: Sequence[Any]) -> FlatOutputs:
-        """Writes the program into the current graph."""
+    def _emit(self, tensors: Sequence[Any]) -> tuple[FlatOutputs, StepResults]:
+        """Writes the program into the current graph, up to the update of weights."""
         running = runtime.current()
         program = self.stage_program
         slicer = Slicer(self.arguments, tensors, self.microbatches)
@@ -205,7 +209,7 @@ class SplitProgram:
             for position, tensor in enumerate(accumulated)
             if tensor is not None
         }
-        return FlatOutputs(results.values, accumulated, weights, total, computed)
+        return FlatOutputs(results.values, accumulated, weights, total, computed), results
 
     def _sparse_sums(self, weights: Sequence[Any], found: dict[int, tf.Tensor]) -> SumSparse:
         """Returns what writes the sum of a sparse gradient over all replicas; its parts go into a mapping."""

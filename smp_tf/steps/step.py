@@ -41,6 +41,7 @@ from smp_tf.steps.outputs import describe_outputs
 from smp_tf.steps.ownership import AgreedReceivers, decide_owners
 from smp_tf.steps.program import Results, Source, SplitProgram
 from smp_tf.steps.refusals import refuse
+from smp_tf.steps.sequel import Sequel
 from smp_tf.steps.signatures import OWN_SIZES, NeedsItsSizesError, Signatures
 from smp_tf.steps.trace import Examined, Retrace, StepTrace, trace_step
 from smp_tf.steps.unsplit import UnsplitProgram
@@ -58,8 +59,7 @@ class Step:
     Args:
         function: one forward and backward (or one forward) of one microbatch.
         options: what the decorator was given.
-        then: what to do with the results in the graph of the step, given these and the tensor arguments; the step then
-            gives what it returns. By default it gives the results.
+        then: what comes after the step in its graph; the step gives what it returns. By default it gives its results.
         applied: which gradients among the results `then` gives to an optimizer and to nobody else, given their
             structure with an `OutputSlot` in place of every tensor.
         examine: looks at each trace of the step, and may change it.
@@ -69,7 +69,7 @@ class Step:
         self,
         function: Callable[..., Any],
         options: StepOptions,
-        then: Callable[[Any, Sequence[Any]], Any] | None = None,
+        then: Sequel | None = None,
         applied: Callable[[Any], Iterable[Applied]] | None = None,
         examine: Callable[[StepTrace, Retrace], Examined] | None = None,
     ) -> None:
@@ -215,7 +215,8 @@ class Step:
         applied = list(self._applied(traced.lowered.results)) if self._applied is not None else None
         owned = preparation.ownership(step, agreed, self._receivers, applied)
         keeps = self._options.keep_gradients
-        program = preparation.stage_program(step, agreed, owned, keeps_gradients=keeps, xla=xla)
+        by_script = self._then is None
+        program = preparation.stage_program(step, agreed, owned, keeps_gradients=keeps, by_script=by_script, xla=xla)
         outputs = describe_outputs(traced.lowered, agreed.cut, owned.receivers, keeps_gradients=keeps)
         if xla:
             report_uncompiled(self.name, program)

@@ -21,6 +21,7 @@ from smp_tf.batch.results import ResultStructure, unpack
 from smp_tf.checkpoint import pending
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
+from smp_tf.steps.sequel import Sequel
 from smp_tf.tf_internals import named
 from smp_tf.variables.model_context import set_step_being_traced
 
@@ -46,15 +47,14 @@ class UnsplitProgram:
         lowered: what was read off it.
         arguments: the step's tensor arguments.
         call: calls the step function with its real signature, given its tensor arguments.
-        then: what to do with the results, given the arguments too, in the same graph; the program gives what it
-            returns. None: nothing.
+        then: what comes after the step in the same graph; the program gives what it returns. None: nothing.
     """
 
     trace: Trace
     lowered: Lowered
     arguments: tuple[SplitArgument, ...]
     call: Callable[[Sequence[Any]], Any]
-    then: Callable[[Any, Sequence[Any]], Any] | None = None
+    then: Sequel | None = None
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
         """Runs the step.
@@ -79,7 +79,7 @@ class UnsplitProgram:
         finally:
             set_step_being_traced(before)
         results = unpack(tf.nest.map_structure(_traced_output, results))
-        return results if self.then is None else self.then(results, tensors)
+        return results if self.then is None else self.then(results, tensors, lambda update: update())
 
     @functools.cached_property
     def _structure(self) -> ResultStructure:

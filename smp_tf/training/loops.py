@@ -36,6 +36,7 @@ from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.sharding.receivers import Applied
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.program import SplitProgram
+from smp_tf.steps.sequel import WriteUpdates
 from smp_tf.steps.signatures import NeedsItsSizesError
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_outputs
@@ -314,7 +315,7 @@ class BatchFunction:
                 if isinstance(slot, OutputSlot) and slot.spec is None:
                     yield Applied(slot.outputs[0], apply.optimizer, variable)
 
-    def _finish(self, found: Mapping[str, Any], tensors: Sequence[Any]) -> Any:
+    def _finish(self, found: Mapping[str, Any], tensors: Sequence[Any], write_updates: WriteUpdates) -> Any:
         if found["traced"] in self._checks:
             self._checks[found["traced"]].hand_out(found[KEPT])
         results, once = found["results"], self._once.get(found["traced"])
@@ -330,8 +331,7 @@ class BatchFunction:
             )
         if given is None:
             given = [[None if g is None else g.accumulate() for g in gradients] for gradients in found["gradients"]]
-        for apply, gradients in zip(applies, given, strict=True):
-            apply.apply(list(zip(gradients, apply.variables, strict=True)))
+        write_updates(lambda: _apply(applies, given))
         self._count.assign_add(1)
         results = self._gather(results)
         if self._over_replicas and isinstance(results, dict):
@@ -399,6 +399,12 @@ def _samples_in(data: Any) -> tf.Tensor:
     """Returns the number of samples of a microbatch that is being traced, an int64 scalar."""
     cut = [value for value in tf.nest.flatten(data) if isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))]
     return count_samples(cut[0], 0) if cut else tf.constant(1, tf.int64)
+
+
+def _apply(applies: Sequence[Apply], gradients: Sequence[Sequence[Any]]) -> None:
+    """Lets the optimizers that a microbatch's trace has called apply the gradients of a batch."""
+    for apply, given in zip(applies, gradients, strict=True):
+        apply.apply(list(zip(given, apply.variables, strict=True)))
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

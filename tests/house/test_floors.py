@@ -27,7 +27,8 @@ USES = {
     "partition.plan": "partition partition.graph partition.place partition.units",
     "pipeline.programs": "partition.graph partition.split partition.units pipeline",
     "pipeline.schedules": "pipeline pipeline.programs",
-    "pipeline.run": "ops partition partition.graph partition.split pipeline pipeline.programs pipeline.schedules",
+    "pipeline.run": "ops partition partition.graph partition.split partition.units pipeline pipeline.programs "
+    "pipeline.schedules",
     "pipeline.measure": "ops partition.graph partition.split pipeline pipeline.programs pipeline.run",
     "pipeline.planner": "partition partition.graph partition.place partition.plan partition.split partition.units "
     "pipeline pipeline.programs pipeline.run pipeline.schedules",

@@ -12,7 +12,7 @@ from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner.cut import cut
-from smp_tf.pipeline.planner.request import Aim, Course, Hardware, PlacementRequest, Storage
+from smp_tf.pipeline.planner.request import Aim, Course, Fixed, Hardware, PlacementRequest, Storage
 from smp_tf.pipeline.schedules.schedule import IN_ORDER
 from tests.partition.op_graph_builder import chain_of_dense
 
@@ -150,7 +150,7 @@ def test_layers_by_hand_go_with_the_chunks_of_the_schedule_where_these_come_back
 def test_a_later_step_may_use_the_layers_of_one_partition_alone() -> None:
     """Bug: with auto_partition = false it was refused, since no layer was on the other partition."""
     graph = chain_of_dense(2, batch=16, stages=[0, 0])
-    request = PlacementRequest(Course("interleaved", 2, 4), Storage(0.0), Aim("memory"), default=0)
+    request = PlacementRequest(Course("interleaved", 2, 4), Storage(0.0), Aim("memory"), fixed=Fixed(default=0))
     with pytest.raises(PlacementError, match="no layer is on partition 1 of 2"):
         proposal.propose(graph, request, {})
     assert set(proposal.propose(graph, request, {0: 0, 1: 0}).units.values()) == {0}

@@ -6,19 +6,21 @@ import dataclasses
 from typing import Any
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 
 from smp_tf.ops import recorder
 from smp_tf.pipeline.measure.recorded import ProgramRecord, steps_of
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
-from smp_tf.pipeline.programs.kinds import APPLY, KINDS, SUM, TELL, Row, once
+from smp_tf.pipeline.programs.kinds import KINDS, Row, once
 from smp_tf.pipeline.programs.places import Places
 from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.programs.step_memory import step_memory
+from smp_tf.pipeline.programs.updates import add_updates
 from smp_tf.pipeline.run.emission import Emission
 from smp_tf.pipeline.run.emitters import EMITTERS
-from smp_tf.pipeline.run.executor import emit
+from smp_tf.pipeline.run.executor import emit, emit_updates
 from smp_tf.pipeline.run.marks import begin_task, end_task
 from smp_tf.pipeline.run.stage_program import Endpoint, build_stage_program
 from smp_tf.pipeline.run.step_tasks import edges_of
@@ -28,8 +30,7 @@ from tests.pipeline.made_up_kind import made_up_kind
 
 
 def test_each_kind_that_a_program_has_is_emitted() -> None:
-    # The optimizer writes updates, and a sum over stages is a program of its own: `gradients/stage_reduction.py`.
-    assert set(KINDS) - set(EMITTERS) == {APPLY, TELL, SUM}
+    assert set(KINDS) == set(EMITTERS)
 
 
 def test_a_made_up_kind_needs_a_row_and_an_emitter() -> None:
@@ -72,3 +73,22 @@ def _recorded(step: CutStep, program: Program) -> list[str]:
     points, _ = recorder.stop()
     [found] = steps_of(points, {PROGRAM: ProgramRecord("step", "interleaved", program, ())}, 0)
     return [str(task.task) for task in found.tasks]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_optimizer_is_called_once_for_all_updates_of_a_list(stage: int) -> None:
+    step = dense_chain(4, 2, 2)
+    program = add_updates(step.program, {0: [0, 1]}, stage_sums=1)
+    made = build_stage_program(step.split, program, Endpoint(PROGRAM, stage, (0, 1)), step.variables[stage])
+    called: list[str] = []
+
+    @tf.function
+    def run(x: tf.Tensor) -> None:
+        parts = tf.split(x, 2)
+        results = emit(made, lambda number, m: parts[m], [], lambda _: tf.zeros([2], tf.int64), [1, 1])
+        called.append("all else is written")
+        emit_updates(results, lambda: called.append("update"))
+
+    run.get_concrete_function(tf.zeros([BATCH, WIDTH]))
+    # Where the stage trains nothing, the optimizer counts the step all the same.
+    assert called == ["all else is written", "update"]

@@ -564,3 +564,14 @@ def test_a_replica_that_averages_in_another_order_is_told() -> None:
     turned = dataclasses.replace(fewer, ranks=(first, second))
     with pytest.raises(ProgramError, match="replica 0 stands before 0REDUCE1 and waits for replica 1"):
         check_other_replicas(step.split, turned, "interleaved", 4, tasks)
+
+
+def test_a_bucket_that_is_given_early_says_after_which_share_of_the_last_task() -> None:
+    step = dense_chain(4, 1, 2)
+    tasks = StageTasks(Averaging(Replicas(), bucket_bytes=KERNEL + BIAS))
+    program, _ = add_stage_tasks(step.split, step.program, tasks)
+    shares = [bucket.share for bucket in program.buckets]
+    # Ten of the task's 21 ops, all of which take as long as an op does to begin, lead to the last layer's gradients.
+    assert shares == pytest.approx([10 / 21, 14 / 21, 18 / 21, 1.0], abs=1e-3)
+    compiled, _ = add_stage_tasks(step.split, step.program, dataclasses.replace(tasks, gives_early=False))
+    assert [bucket.share for bucket in compiled.buckets] == [1.0] * 4

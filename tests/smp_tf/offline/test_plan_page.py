@@ -20,7 +20,7 @@ from smp_tf.offline.plan_page import page
 from smp_tf.offline.plan_text import forecast
 from smp_tf.partition.plan.plan import as_bytes
 from smp_tf.partition.plan.report import remarks, sent
-from smp_tf.pipeline.programs.kinds import REDUCE
+from smp_tf.pipeline.programs.kinds import APPLY, REDUCE
 
 
 def _model(name: str) -> tf_keras.Model:
@@ -86,7 +86,10 @@ def test_every_layer_task_and_rank_is_drawn(made: OfflinePlan) -> None:
     assert tasks == [
         str(span.task) for spans in made.timeline.spans for span in spans if not span.task.kind.is_transfer
     ]
-    assert len(tasks) == 2 * 2 * 3
+    # Each rank's six tasks, its check of the batch, and its update.
+    assert len(tasks) == 2 * (2 * 3 + 1 + 1)
+    assert {"0CHECK", "1CHECK", "0APPLY", "1APPLY"} < set(tasks)
+    assert "apply: the optimizer" in page(made, "x")
     peaks = [title for title in found.titles if "at most" in title]
     assert len(peaks) == 2
     crossing = [title for title in found.titles if "→" in title]
@@ -180,8 +183,14 @@ def test_averages_over_replicas_are_in_the_step_and_drawn(made: OfflinePlan) -> 
     # Two replicas send half of it each, and once more what came of it, over 10 kB a second.
     assert [span.end - span.start for span in averaged] == pytest.approx(both.reduce_seconds)
     assert both.reduce_seconds == tuple(row.gradient_bytes / 1e4 for row in both.plan.forecast)
-    assert alone.timeline.step_time == both.timeline.computed
-    assert both.step_seconds == max(span.end for span in averaged) > alone.step_seconds
+    assert alone.timeline.computed == both.timeline.computed
+    updates = [span for spans in both.timeline.spans for span in spans if span.task.kind is APPLY]
+    assert [str(span.task) for span in updates] == ["0APPLY0", "1APPLY0"]
+    # Three tensors of the weights' size and two slots each twice, at 8 GB a second: gradients are of that size here.
+    taken = [row.gradient_bytes * 7 / 8e9 for row in both.plan.forecast]
+    assert [span.end - span.start for span in updates] == pytest.approx(taken)
+    assert [span.start for span in updates] == [span.end for span in averaged]
+    assert both.step_seconds == max(span.end for span in updates) > alone.step_seconds
     assert both.step_seconds < alone.step_seconds + max(both.reduce_seconds) + 1e-9
     text = page(both, "x")
     assert "reduce: gradients over replicas" in text

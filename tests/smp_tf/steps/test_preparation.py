@@ -41,7 +41,7 @@ def test_the_values_between_a_function_and_its_program(
     assert (step.decides, step.is_first) == (True, True)
     assert agreed.plan.units == {"net/net/only": 0}
     assert [variable.name for variable in owned.variables.values()] == ["only/kernel:0"]
-    assert [to for _, to in owned.placed] == [0]
+    assert [decision.variable.name for decision in owned.decided] == ["only/kernel:0"]
     assert owned.receivers == {}
     for value in (step.batch, step.traced, agreed, owned):
         assert repr(value).startswith(f"{type(value).__name__}(")
