@@ -401,7 +401,7 @@ def _samples_in(data: Any) -> tf.Tensor:
     return count_samples(cut[0], 0) if cut else tf.constant(1, tf.int64)
 
 
-def _apply(applies: Sequence[Apply], gradients: Sequence[Sequence[Any]]) -> None:
+def _apply(applies: Sequence[RecordedApply], gradients: Sequence[Sequence[Any]]) -> None:
     """Lets the optimizers that a microbatch's trace has called apply the gradients of a batch."""
     for apply, given in zip(applies, gradients, strict=True):
         apply.apply(list(zip(given, apply.variables, strict=True)))
