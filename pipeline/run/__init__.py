@@ -1,1 +1,1 @@
-"""A program written into a TensorFlow graph."""
+"""Writes a program into a TensorFlow graph."""

@@ -1,11 +1,11 @@
-"""A sum over the microbatches of a step, added up where its summands are made.
+"""Sums a tensor over the microbatches of a step, where its summands are made.
 
     step begins      ─▶ zeros
     B0, B1, ... BM-1 ─▶ += gradient          (inside the segment's function: the gradient is freed at once)
     after BM-1       ─▶ sum, handed on; the storage goes with it
 
-Were the summands returned and added in the graph around, a whole set of gradients would live next to the sum, and the
-graph would grow by one op per weight and microbatch.
+If the summands were returned and added in the surrounding graph, a whole set of gradients would exist next to the sum.
+The graph would also grow by one op per weight and microbatch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from smp_tf.partition import tf_internals
 from smp_tf.partition.graph.op_graph import TensorType
 from smp_tf.pipeline.run.host import HOST, has_device, on_device
 
-#: One name for all: TensorFlow makes and keeps a kernel for each that it has not seen, which takes a millisecond.
+#: All share one name, since TensorFlow makes and keeps a kernel for each new name, which takes a millisecond.
 _NAME = "smp_sum"
 
 
 class Accumulator:
     """The sum of one tensor over the microbatches.
 
-    Its storage is a resource variable of its own, made outside the graph being traced, which is empty between steps.
-    A model has one for each of its weights, so its ops are added without TensorFlow's wrappers (see `ops/graph_op.py`).
+    Its storage is its own resource variable, made outside the graph that is being traced, and empty between steps. A
+    model has one for each of its weights, so its ops are added without TensorFlow's wrappers (`ops/graph_op.py`).
 
     Args:
-        kind: type of the tensor; its shape is fully known.
-        name: for the message where it is not.
-        device: TensorFlow's name of where the sum is; None for where the graph is, or the host (see `device_of_sum`).
+        kind: type of the tensor. Its shape is fully known.
+        name: name for the message where the shape is not known.
+        device: TensorFlow's name of the device of the sum; None for the graph's device, or the host (`device_of_sum`).
     """
 
     def __init__(self, kind: TensorType, name: str, device: str | None = None) -> None:
@@ -50,10 +50,10 @@ class Accumulator:
             )
 
     def clear(self, after: tf.Operation) -> tf.Operation:
-        """Makes the op that begins a sum, to run after another op."""
+        """Makes the op that begins a sum. It runs after another op."""
         shape = self._add_op("Const", [], tf.int32, dtype=_type(tf.int32), value=_shape_value(self._shape))
         with tf.control_dependencies([after]), on_device(self._device):
-            # Not tf.zeros, which would be folded into constants: see `_nothing`.
+            # Not tf.zeros, which would be folded into constants (see `_nothing`).
             zeros = self._add_op("Empty", [shape], self._dtype, dtype=_type(self._dtype), init=_truth(True))
         run_independently(zeros.op)
         return self._assign(zeros, after)
@@ -71,7 +71,7 @@ class Accumulator:
         return tf_internals.capture(tf_internals.current_graph(), self._variable.handle)
 
     def take(self, after: tf.Operation) -> tuple[tf.Tensor, tf.Operation]:
-        """Makes the ops that hand the sum on and then let go of it.
+        """Makes the ops that hand the sum on and then free its storage.
 
         Args:
             after: the op that makes the last summand.
@@ -86,9 +86,9 @@ class Accumulator:
         return value, self._assign(self._nothing(), value.op)
 
     def _assign(self, value: tf.Tensor, after: tf.Operation) -> tf.Operation:
-        # XLA's auto-clustering leaves it alone: what is compiled together cannot change a variable's shape.
-        # The value is made outside the context: inside, the control edge would go to a constant, and TensorFlow
-        # drops it when it folds constants.
+        # XLA's auto-clustering does not compile it, since compiled ops cannot change a variable's shape. The value is
+        # made outside the context. Inside, the control edge would go to a constant, and TensorFlow would drop it when
+        # it folds constants.
         attributes = {"dtype": _type(self._dtype), "validate_shape": _truth(False), "_XlaCompile": _truth(False)}
         with tf.control_dependencies([after]):
             inputs = [self._handle(), value]
@@ -121,10 +121,10 @@ def _shape_value(shape: tf.TensorShape) -> Any:
 
 
 def device_of_sum(dtype: tf.DType, device: str | None) -> str | None:
-    """Returns where tensors can be added up that are wanted on a device: None stands for where the graph is.
+    """Returns the device for the sum of tensors that are wanted on a device. None stands for the graph's device.
 
-    TensorFlow adds complex numbers to a variable on processors alone (seen in 2.21), and looks for one on a GPU in the
-    host's memory, which ends the process.
+    TensorFlow 2.21 adds complex numbers to a variable only on processors. It would look in the host's memory for a
+    variable on a GPU, which ends the process.
     """
     if device is None and dtype.is_complex and has_device():
         return HOST
@@ -132,6 +132,6 @@ def device_of_sum(dtype: tf.DType, device: str | None) -> str | None:
 
 
 def fits(kind: TensorType) -> bool:
-    """Returns whether tensors of a type can be added up in place: their shape is known and they are numbers."""
+    """Returns whether tensors of a type can be added up in place: they are numbers of known shape."""
     dtype = tf.dtypes.as_dtype(kind.dtype)
     return kind.is_static and (dtype.is_floating or dtype.is_complex or dtype in (tf.int32, tf.int64))

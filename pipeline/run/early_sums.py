@@ -1,11 +1,11 @@
-"""Sums of gradients that the last task which makes some gives before it ends, so that averaging them begins within it.
+"""Sums of gradients that the last task to make some gives before it ends, so that their average begins within it.
 
     function of B3      ├─ g7 ─ g6 ───── g5 ─ g4 ───── g3 ─ g2 ─ g1 ─┤ its outputs
                               ┆               ┆                  ┆
     graph of the step         └▶ bucket 0 ──▶ └▶ bucket 1 ──▶    └▶ bucket 2 ──▶
 
-Each is given once the last microbatch has been added to it. The buckets are averaged in the graph of the step, as all
-others are: each is there, and its weights are updated, whether or not others still travel.
+Each sum is given once the last microbatch has been added to it. The buckets are averaged in the graph of the step, like
+all others. Each bucket's weights are updated when its average is there, whether or not others are still under way.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from smp_tf.pipeline.task import Task
 
 @dataclass(frozen=True)
 class EarlySums:
-    """What a task's function gives to the graph of the step before it ends.
+    """The sums that a task's function gives to the graph of the step before it ends.
 
     Args:
         task: the task.
         tensors: the gradients whose sums over the microbatches it gives.
         program: number of the program.
-        device: on which the sums are kept; None for where they are made.
+        device: the device of the sums; None for where they are made.
     """
 
     task: Task
@@ -41,10 +41,10 @@ class EarlySums:
     device: str | None = None
 
     def give(self, sum_of: Callable[[Tensor], tf.Tensor], step: tf.Tensor) -> None:
-        """Writes into the task's function that it gives them.
+        """Adds the ops to the task's function that give the sums.
 
         Args:
-            sum_of: makes the sum of a gradient over the microbatches, the one that is added now included.
+            sum_of: returns the sum of a gradient over the microbatches, with the one that is added now.
             step: number of the step.
         """
         for number, tensor in enumerate(self.tensors):
@@ -52,7 +52,7 @@ class EarlySums:
                 give_early(sum_of(tensor), step, program=self.program, number=number)
 
     def take(self, graph: OpGraph, step: tf.Tensor) -> Iterator[tuple[Tensor, tf.Tensor]]:
-        """Writes into the graph of the step that it takes them.
+        """Adds the ops to the graph of the step that take the sums.
 
         Args:
             graph: of the cut step.
@@ -86,20 +86,20 @@ def plan_early_sums(
     program: int,
     device: str | None = None,
 ) -> EarlySums | None:
-    """Returns the sums that the last task of a rank which makes gradients can give before it ends.
+    """Returns the sums that a rank's last task that makes gradients can give before it ends.
 
     Args:
         split: the cut step.
         stage: of this rank.
-        tasks: of the rank, in order, transfers included.
-        buckets: all of its buckets.
+        tasks: tasks of the rank, in order, with transfers.
+        buckets: all buckets of the rank.
         whole: the gradients whose sum over the microbatches a task's function can have.
         program: number of the program.
-        device: on which sums are kept; None for where they are made.
+        device: the device of the sums; None for where they are made.
 
     Returns:
-        All that the task makes of the buckets' gradients; None where there is none, or where something is sent or
-        received after it.
+        All that the task makes of the buckets' gradients; None where there is no such task, or where something is sent
+        or received after it.
     """
     segments = split.segments_of(stage)
     wanted = {t for bucket in buckets for i in bucket.positions for t in parts_of(split.outputs[i])}
@@ -117,7 +117,7 @@ def plan_early_sums(
 def with_shares(
     split: Split, early: EarlySums, buckets: Sequence[Bucket], seconds: Sequence[float]
 ) -> tuple[Bucket, ...]:
-    """Returns the buckets of a stage, each with the share of the last task after which all of it is there.
+    """Returns the buckets of a stage, each with the share of the last task after which all of the bucket is there.
 
     Args:
         split: the cut step.

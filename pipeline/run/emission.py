@@ -1,6 +1,6 @@
-"""What is known while one rank's program is written into a graph: the values that are there, and what comes after what.
+"""What is known while one rank's program is written into a graph: the existing values, and what comes after what.
 
-The emitters of the tasks share it: each takes what its task reads from here, and puts what it makes here.
+The emitters of the tasks share it. Each takes from here what its task reads, and puts here what it makes.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ class Emission:
 
     Args:
         program: this rank's program.
-        arguments: gives argument tensor number i of microbatch m.
+        arguments: returns argument tensor number i of microbatch m.
         captures: the outside tensors of CAPTURE nodes.
-        seed: gives the random seed of microbatch m.
+        seed: returns the random seed of microbatch m.
         weights: weight of each microbatch in sums, where the program is weighted.
         step: number of the step.
         callers: writes the tasks of which the caller alone knows what they are made of.
-        values: what compute tasks made and RECVs brought, by tensor and microbatch.
+        values: tensors that compute tasks made and RECVs brought, by tensor and microbatch.
         remote: values of other stages' variables, by index.
-        seeds: of the microbatches that needed one.
+        seeds: seeds of the microbatches that needed one.
         accumulated: sums over the microbatches.
         reduced: sums over the replicas, by position among the outputs.
-        calls: of the functions.
+        calls: calls of the functions.
         called: names of the calls' ops.
-        all_ops: what has to run before variables change.
-        averages: what has to run before the step ends.
+        all_ops: ops that have to run before variables change.
+        averages: ops that have to run before the step ends.
         last_compute: what the next compute task comes after; None while there is none.
         update: lets the optimizer write its update of all weights; None where that is done, or not this program's.
     """
@@ -93,14 +93,14 @@ class Emission:
         self.transfers: Mapping[int, Transfer] = {t.index: t for t in self.program.split.transfers}
 
     def total(self, position: int) -> tf.Tensor | None:
-        """Returns what this rank has of an output's sum over the microbatches, and over replicas."""
+        """Returns this rank's part of an output's sum over the microbatches and replicas."""
         output = self.program.split.outputs[position]
         if not output.gets_sum(self.program.stage, self.program.split.placement):
             return None
         return self.reduced.get(position) if self.program.reduction is not None else self.own_total(output)
 
     def own_total(self, output: StepOutputPlan) -> tf.Tensor:
-        """Returns what this rank has of an output's sum over the microbatches."""
+        """Returns this rank's part of an output's sum over the microbatches."""
         parts = [self.sum_of(t) for t in parts_of(output)]
         with on_device(self.program.sums.device):
             return tf.add_n(parts) if len(parts) > 1 else parts[0]
@@ -113,7 +113,7 @@ class Emission:
                 self.last_compute = tf.no_op()
 
     def sum_of(self, tensor: Tensor) -> tf.Tensor:
-        """Returns a tensor's sum over the microbatches, which is complete now."""
+        """Returns a tensor's sum over the microbatches, which is now complete."""
         if tensor not in self.accumulated:
             assert self.last_compute is not None
             self.accumulated[tensor], freed = self.program.sums.accumulators[tensor].take(self.last_compute)
@@ -121,7 +121,7 @@ class Emission:
         return self.accumulated[tensor]
 
     def set_shape(self, result: tf.Tensor, tensor: Tensor) -> None:
-        """Says what is known of a result, of which its call says nothing."""
+        """Sets the known shape of a result, about which its call says nothing."""
         result.set_shape(self.program.split.graph.type_of(tensor).shape)
 
     def not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
@@ -134,7 +134,7 @@ class Emission:
         return [self.last_compute] if self.last_compute is not None else [self.step.op]
 
     def value_of(self, tensor: Tensor, microbatch: int) -> tf.Tensor:
-        """Returns a tensor of a microbatch, which is there now."""
+        """Returns a tensor of a microbatch, which exists by now."""
         node = self.program.split.graph.nodes[tensor.node]
         if node.op == ARGUMENT:
             assert node.source is not None
@@ -155,7 +155,7 @@ class Emission:
             return self.callers.gather(variable)
 
     def accumulate(self, tensor: Tensor, microbatch: int, value: tf.Tensor) -> None:
-        """Adds up in this graph what has no accumulator."""
+        """Adds up, in this graph, tensors without an accumulator."""
         if self.program.sums.is_weighted:
             value = value * tf.cast(self.weights[microbatch], value.dtype)
         total = self.accumulated.get(tensor)
@@ -163,7 +163,7 @@ class Emission:
             self.accumulated[tensor] = value if total is None else total + value
 
     def label_of(self, transfer: Transfer) -> str:
-        """Returns a transfer in words."""
+        """Returns words for a transfer."""
         graph, placement = self.program.split.graph, self.program.split.placement
         if transfer.tensor is not None:
             what = tensor_name(graph, transfer.tensor)

@@ -1,4 +1,4 @@
-"""Who writes the operations of a task into the graph: one table, from its kind to its emitter.
+"""The table from a kind of task to the emitter that writes its operations into the graph.
 
 A new kind that ranks run needs an emitter here, besides its row in `programs/kinds.py`.
 """
@@ -47,17 +47,17 @@ def emit_compute(emission: Emission, task: Task) -> None:
         if tensor in emission.program.sums.tensors - emission.program.sums.accumulators.keys():
             emission.accumulate(tensor, microbatch, result)
     if function.early is not None:
-        # After the task's begin: a pass that puts ops together would otherwise see nothing between what the task
-        # waits for and what waits for this, make one op of both, and that would wait for itself.
+        # It comes after the task's begin. Otherwise a pass that puts ops together would see nothing between what the
+        # task waits for and what waits for this. It would make one op of both, and that would wait for itself.
         with tf.control_dependencies([begun]):
             emission.accumulated.update(function.early.take(emission.program.split.graph, emission.step))
 
 
 def emit_send(emission: Emission, task: Task) -> None:
-    """Sends a tensor, when its maker has ended."""
+    """Sends a tensor when its maker has ended."""
     assert task.edge is not None
     transfer = emission.transfers[task.edge]
-    # When its maker has ended, to the clock as well.
+    # Its maker must have ended, also by the clock.
     after = emission.after()
     if transfer.is_sum:
         assert transfer.tensor is not None
@@ -86,7 +86,7 @@ def emit_send(emission: Emission, task: Task) -> None:
 
 
 def emit_receive(emission: Emission, task: Task) -> None:
-    """Receives a tensor, posted when the compute task before it has ended."""
+    """Receives a tensor. The receive is posted when the compute task before it has ended."""
     assert task.edge is not None
     transfer = emission.transfers[task.edge]
     graph = emission.program.split.graph
@@ -118,7 +118,7 @@ def emit_receive(emission: Emission, task: Task) -> None:
 
 
 def emit_weigh(emission: Emission, task: Task) -> None:
-    """Writes the sum of the replicas' weights, which is the caller's: it knows what counts."""
+    """Writes the sum of the replicas' weights. The caller provides it, since it knows what counts."""
     assert emission.callers.weigh is not None
     number = emission.program.number
     with tf.name_scope(str(task)):
@@ -129,7 +129,7 @@ def emit_weigh(emission: Emission, task: Task) -> None:
 
 
 def emit_reduce(emission: Emission, task: Task) -> None:
-    """Begins a bucket, all of whose gradients are complete now."""
+    """Begins a bucket whose gradients are all complete now."""
     program = emission.program
     assert program.reduction is not None
     assert task.bucket is not None
@@ -149,7 +149,7 @@ def emit_reduce(emission: Emission, task: Task) -> None:
 
 
 def emit_check(emission: Emission, task: Task) -> None:
-    """Writes the check of the batch, which is the caller's: it knows what it was given."""
+    """Writes the check of the batch. The caller provides it, since it knows what it was given."""
     assert emission.callers.check is not None
     emission.callers.check(emission.step)
 

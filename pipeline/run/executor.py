@@ -1,8 +1,8 @@
 """Writes one rank's program of a step into the graph that is being traced.
 
-The task list decides what runs and in which order; the table of `emitters` says who writes the ops of each kind.
-Compute tasks are chained by control edges; sends and receives hang on data and on their place in the list, so they
-overlap with compute:
+The task list decides what runs, and in which order. The table of `emitters` says who writes the ops of each kind.
+Control edges chain compute tasks. Sends and receives depend on data and on their place in the list, so they overlap
+with compute:
 
     begin ─▶ clear sums ─▶ F0 ─▶ F1 ─▶ B0 ─▶ F2 ─▶ B1 ─▶ B2 ─▶ take sums ─▶ computed ─▶ end
                             └▶S0.0└▶S0.1  ▲         ▲               └─▶ reduce ──────────▲
@@ -10,8 +10,8 @@ overlap with compute:
 
 TensorFlow's automatic control dependencies would chain sends and receives in program order, which deadlocks two ranks
 that wait for each other. So every op made here is exempt from them. Two fences hold the handles of all variables, one
-at the begin and one where all is computed. They order the step against what the caller does before and after it. An
-optimizer so changes the weights of one bucket while others are still averaged; the next step begins after the end.
+at the begin and one where all is computed. They order the step against what the caller does before and after it. So an
+optimizer changes the weights of one bucket while others are still averaged. The next step begins after the end.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ class StepResults:
     """What a rank's program produced, by position in the graph's outputs.
 
     Args:
-        values: per output one tensor per microbatch; None where another rank keeps them.
-        accumulated: per gradient output the sum over microbatches (and replicas) of weight x value; None elsewhere.
+        values: for each output, one tensor per microbatch; None where another rank keeps them.
+        accumulated: for each gradient, the sum over microbatches (and replicas) of weight x value; None for other
+            outputs.
         step: number of the step, an int64 scalar tensor.
-        computed: an op that has run when all of this rank has but the averages over replicas: variables may change.
-        buckets: by position, in which bucket a gradient was averaged over the replicas.
+        computed: an op that has run when all of this rank has run except the averages over replicas. Then variables may
+            change.
+        buckets: the bucket in which a gradient was averaged over the replicas, by position.
         emission: what is known of the program's ops.
     """
 
@@ -63,14 +65,14 @@ def emit(
 
     Args:
         program: this rank's program.
-        arguments: gives argument tensor number i of microbatch m.
+        arguments: returns argument tensor number i of microbatch m.
         captures: the outside tensors of CAPTURE nodes.
-        seed: gives the random seed of microbatch m, int64[2].
+        seed: returns the random seed of microbatch m, int64[2].
         weights: weight of each microbatch in sums (scalars), where the program is weighted.
         callers: writes the tasks of which the caller alone knows what they are made of; None where the list has none.
 
     Returns:
-        The outputs this rank has.
+        The outputs that this rank has.
     """
     split = program.split
     handles = [v.handle for v in program.variables.values()]

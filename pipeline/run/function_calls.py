@@ -1,4 +1,4 @@
-"""Calls of a rank's functions in the graph of a step: of a few functions, one call or more for each microbatch."""
+"""Calls a rank's functions in the graph of a step. There are few functions, with calls for each microbatch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from smp_tf.pipeline.run.segment_function import SegmentFunction
 class FunctionCalls:
     """The calls in one graph.
 
-    They are made by smp_tf's own op, which costs next to nothing, in the graph and in its first run. They are made by
-    TensorFlow's op where XLA is to compile the function, which it does for no other op, and where there is a GPU or its
-    like.
+    smp_tf's own op makes them. It costs next to nothing, in the graph and in its first run. TensorFlow's op makes them
+    where XLA compiles the function, since XLA does so for no other op, and where there is a GPU or the like.
     """
 
     by_name: bool = field(default_factory=calls_by_name)
     _options: dict[str, bytes] = field(default_factory=tf_internals.call_options)
-    #: Those that have a call by name, and TensorFlow's first calls of the others, all by the function's identity.
+    #: Functions that have a call by name, and TensorFlow's first calls of the others, by the function's identity.
     _named: set[int] = field(default_factory=set)
     _first: dict[int, _Call] = field(default_factory=dict)
 
@@ -38,7 +37,7 @@ class FunctionCalls:
             inputs: its arguments, without what it captures.
 
         Returns:
-            The op, exempt from automatic control dependencies; its outputs are the function's, of unknown shapes.
+            The op, exempt from automatic control dependencies. Its outputs are the function's, with unknown shapes.
         """
         key = id(function)
         if self.by_name and not function.compiled:
@@ -56,13 +55,13 @@ class FunctionCalls:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a function that is in the graph, for others like it: to copy one is much quicker than to make it."""
+    """A call of a function in the graph, to be copied for similar calls, since a copy is much quicker to make."""
 
     op: tf.Operation
     attributes: Mapping[str, Any]
 
     def again(self, inputs: Sequence[tf.Tensor]) -> tf.Operation:
-        """Returns the function's call for other arguments; what it captures stays."""
+        """Returns the function's call for other arguments. What it captures stays."""
         captured = list(self.op.inputs)[len(inputs) :]
         dtypes = [tensor.dtype for tensor in self.op.outputs]
         return add_op(self.op.graph, self.op.type, [*inputs, *captured], dtypes, self.attributes)

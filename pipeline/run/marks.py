@@ -1,9 +1,9 @@
-"""Marks in a step's graph that a task begins and ends, for timelines.
+"""Marks the begin and the end of tasks in a step's graph, for timelines.
 
     inputs, task before ─▶ begin ─▶ call of the function ─▶ end ─▶ sends, next task
 
-The marks are there in every step, so that one can be recorded at any time without another graph. They run in the thread
-that has made what they wait for, and keep tasks, sends and receives in the order in which they would be without them.
+Every step has the marks, so that it can be recorded at any time without another graph. They run in the thread that has
+made what they wait for. They do not change the order of tasks, sends and receives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def begin_task(task: Task, step: tf.Tensor, program: int, after: Sequence[Any]) 
 
     Args:
         task: the task.
-        step: number of the step, of `send_recv.begin_step`.
+        step: number of the step, from `send_recv.begin_step`.
         program: number of the program.
         after: ops and tensors that the task waits for.
 
@@ -43,7 +43,7 @@ def end_task(task: Task, step: tf.Tensor, program: int, calls: Sequence[Any]) ->
         task: the task.
         step: number of the step.
         program: number of the program.
-        calls: the ops that do it.
+        calls: the ops of the task.
 
     Returns:
         The mark, which what comes after the task has to wait for.
@@ -53,14 +53,14 @@ def end_task(task: Task, step: tf.Tensor, program: int, calls: Sequence[Any]) ->
 
 
 def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int) -> tf.Operation:
-    """Marks where gradients begin to be averaged over replicas.
+    """Marks where the average of gradients over replicas begins.
 
     Args:
         step: number of the step.
         program: number of the program.
         chunk: the chunk whose gradients these are.
-        tensors: what is averaged.
-        bucket: number of the bucket that they are.
+        tensors: the tensors that are averaged.
+        bucket: number of their bucket.
 
     Returns:
         The mark, for `end_reduce`.
@@ -72,15 +72,15 @@ def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[An
 def end_reduce(
     begun: tf.Operation, step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int
 ) -> tf.Operation:
-    """Marks where gradients are averaged over replicas.
+    """Marks where the average of gradients over replicas ends.
 
     Args:
-        begun: what `begin_reduce` gave.
+        begun: the mark of `begin_reduce`.
         step: number of the step.
         program: number of the program.
         chunk: the chunk whose gradients these are.
-        tensors: what came of it.
-        bucket: number of the bucket that they are.
+        tensors: the averages.
+        bucket: number of their bucket.
 
     Returns:
         The mark.
@@ -93,13 +93,13 @@ def end_reduce(
 def applying(chunk: int, after: Sequence[Any], variables: Sequence[Any], bucket: int | None = None) -> Iterator[None]:
     """Marks what is done in this context as an optimizer's update of weights.
 
-    Called eagerly, where every op is done when it returns, it notes only while a timeline is recorded.
+    If it is called eagerly, where every op is done when it returns, it notes only while a timeline is recorded.
 
     Args:
         chunk: the chunk whose weights these are.
-        after: what has to be there before it can begin.
-        variables: what is changed.
-        bucket: in which the gradients were averaged over the replicas, if they were.
+        after: ops and tensors that must exist before the update can begin.
+        variables: the variables that are changed.
+        bucket: the bucket in which the gradients were averaged over the replicas, if they were.
     """
     task = str(Task(APPLY, chunk, bucket=bucket))
     if tf.executing_eagerly():
@@ -109,7 +109,7 @@ def applying(chunk: int, after: Sequence[Any], variables: Sequence[Any], bucket:
         if recorder.is_on():
             mark(task, LAST_STEP, program=0, ends=True)
         return
-    # Made here: within the contexts below it would be what waits, in place of the marks.
+    # It is made here. Within the contexts below it would be what waits, in place of the marks.
     last_step = tf.constant(LAST_STEP, tf.int64)
     with tf.control_dependencies(list(after)):
         begun = mark(task, last_step, program=0, ends=False)

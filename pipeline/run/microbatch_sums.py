@@ -1,4 +1,4 @@
-"""The sums over the microbatches that a stage makes: of which tensors, where, and what is wanted besides them."""
+"""The sums over the microbatches that a stage makes: of which tensors, on which device, and what is kept besides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smp_tf.pipeline.run.accumulator import Accumulator, fits
 
 @dataclass(frozen=True)
 class WantedSums:
-    """What is wanted of the sums over the microbatches.
+    """What is wanted from the sums over the microbatches.
 
     Args:
         kept: positions of gradient outputs whose value per microbatch is wanted besides their sum.
@@ -30,8 +30,8 @@ class MicrobatchSums:
     """The sums over the microbatches that a stage makes.
 
     Args:
-        tensors: those made here of which only, or also, the sum is wanted.
-        kept: those of them whose value per microbatch is wanted too.
+        tensors: the tensors made here whose sum is wanted, alone or besides their values.
+        kept: those of them whose value per microbatch is wanted, too.
         accumulators: the sums that the functions add to themselves; other sums are added up in the caller's graph.
         is_weighted: whether microbatches weigh differently in sums.
         device: the device where sums are kept; None for where what is summed is.
@@ -45,7 +45,7 @@ class MicrobatchSums:
 
 
 def summed_of(split: Split, stage: int) -> set[Tensor]:
-    """Finds the tensors that a stage makes of which only, or also, the sum over the microbatches is wanted.
+    """Finds a stage's tensors whose sum over the microbatches is wanted, alone or besides their values.
 
     Args:
         split: the cut step.
@@ -57,14 +57,14 @@ def summed_of(split: Split, stage: int) -> set[Tensor]:
 
 
 def sums_of(split: Split, stage: int, wanted: WantedSums, microbatches: int, name: str) -> MicrobatchSums:
-    """Makes the sums of a stage ready, each with storage of its own.
+    """Prepares the sums of a stage, each with its own storage.
 
     Args:
         split: the cut step.
         stage: which stage.
-        wanted: what is wanted of them.
+        wanted: what is wanted from them.
         microbatches: their number.
-        name: with which the names of the sums begin.
+        name: the begin of the names of the sums.
     """
     made = {t for segment in split.segments_of(stage).values() for t in segment.outputs}
     summed = summed_of(split, stage)

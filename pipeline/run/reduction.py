@@ -1,16 +1,16 @@
-"""Averaging gradients over replicas while the step still runs: in buckets, each as soon as all in it are complete.
+"""Averages gradients over replicas while the step still runs, in buckets, each as soon as it is complete.
 
     last task     B3 ├─ g7 ─ g6 ─┬─ g5 ─ g4 ─┬─ g3 ─ g2 ─ g1 ─┤
     replicas                     └─ bucket 0 ─┴─ bucket 1 ──────┴─ bucket 2 ─┤ end of the step, optimizer
 
-A gradient is complete where the last microbatch has been added to it. The buckets take the gradients that the step
-returns from the last to the first, about the order in which backward makes those of a list of weights, and are the
-same whatever program a replica runs: one with a smaller batch may run fewer microbatches. Where nothing is sent or
-received after the last task that makes gradients, as on the first stage, buckets are begun within that task
-(`early_sums`); elsewhere that would compete with what another stage waits for, and they begin after it, while the
-stages before still compute. A weight may change once all tasks of its rank have ended and its own gradient is there:
-the optimizer need not wait for other buckets. The step ends when all are there: its next call has averages of the same
-names, of which Horovod takes one at a time.
+A gradient is complete when the last microbatch has been added to it. Buckets take the gradients that the step returns
+from the last to the first. That is about the order in which backward makes those of a list of weights. Buckets are the
+same whatever program a replica runs, since one with a smaller batch may run fewer microbatches. Where nothing is sent
+or received after the last task that makes gradients, as on the first stage, buckets begin within that task
+(`early_sums`). Elsewhere that would compete with what another stage waits for. There they begin after the task, while
+the stages before still compute. A weight may change once all tasks of its rank have ended and its own gradient is
+there, so the optimizer need not wait for other buckets. The step ends when all buckets are there. Its next call has
+averages with the same names, and Horovod takes one of a name at a time.
 
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3:
 buckets, of the parameters in reverse.
@@ -30,11 +30,12 @@ from smp_tf.partition.split.step_outputs import StepOutputPlan
 from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.task import BucketMakers, Task
 
-#: A bucket is full with this, as measured best by the source.
+#: The bytes with which a bucket is full. The source measured them as best.
 MOST_BYTES = 25 << 20
-#: All replicas have to agree on every bucket, so small ones are put together.
+#: The least bytes of a bucket. All replicas have to agree on every bucket, so small ones are put together.
 LEAST_BYTES = 1 << 20
-#: Or with this share of a stage's gradients: the last bucket is there only when all are.
+#: The share of a stage's gradients with which a bucket is also full, since the last bucket is there only when all
+#: gradients are.
 SHARE = 1 / 8
 
 
@@ -43,9 +44,9 @@ class Bucket:
     """Gradients that are averaged together.
 
     Args:
-        number: counts the buckets of the stage.
-        positions: of the gradients among the outputs of the step.
-        makers: what makes them.
+        number: number of the bucket on its stage.
+        positions: positions of the gradients among the outputs of the step.
+        makers: what makes the gradients.
         is_sparse: whether they are the parts of one sparse gradient, which are kept for every microbatch.
     """
 
@@ -57,11 +58,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What is known of the gradients that a step returns besides its graph, by position among the outputs.
+    """What is known of a step's gradients, besides its graph, by position among the outputs.
 
     Args:
         elsewhere: those whose sums over the replicas another replica gets, and this one does not.
-        nbytes: how large those are that were made of gradients, the same on all replicas.
+        nbytes: bytes of outputs that were made from gradients, the same on all replicas.
     """
 
     elsewhere: frozenset[int] = frozenset()
@@ -69,11 +70,11 @@ class Gradients:
 
 
 class Sums(NamedTuple):
-    """What a replica gets of a bucket.
+    """The sums of a bucket that a replica gets.
 
     Attributes:
-        tensors: the sums over the replicas, of the positions that no other replica gets alone, in their order.
-        there: what was received: there when all of it is.
+        tensors: the sums over the replicas for the positions that no other replica gets alone, in order.
+        there: the received tensors. The sums are there when all of these are.
     """
 
     tensors: list[tf.Tensor]
@@ -85,7 +86,7 @@ Reduce = Callable[[Sequence[tf.Tensor], Bucket], Sums]
 
 
 def limit_of_buckets(total: int) -> int:
-    """Returns what makes a bucket full.
+    """Returns the bytes that make a bucket full.
 
     Args:
         total: bytes of all gradients of a stage.
@@ -99,26 +100,26 @@ def limit_of_buckets(total: int) -> int:
 def group_gradients(
     split: Split, stage: int, limit: int | None = None, known: Mapping[int, int] | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Puts the gradients that a stage has into groups of so many bytes.
+    """Puts the gradients that a stage has into groups of limited bytes.
 
     Args:
         split: the cut step.
         stage: which stage.
         limit: bytes with which a group is full; None for `limit_of_buckets`.
-        known: see `Gradients.nbytes`.
+        known: bytes of gradients, as in `Gradients.nbytes`.
 
     Returns:
-        The groups: of positions among the outputs of the step, from the last to the first. A gradient that is returned
-        twice is summed twice.
+        Groups of positions among the outputs of the step, from the last to the first. A gradient that is returned twice
+        is summed twice.
     """
-    # By the positions alone: which gradients are one tensor may depend on the batch, which differs between replicas.
+    # Only positions count. Which gradients are one tensor may depend on the batch, which differs between replicas.
     positions = [i for i in reversed(range(len(split.outputs))) if split.outputs[i].gets_sum(stage, split.placement)]
     sizes = _sizes(split, positions, known)
     limit = limit_of_buckets(sum(sizes.values())) if limit is None else limit
     groups: list[list[int]] = []
     filled = limit
     for position, size in sizes.items():
-        # Closed once it is full: a small bias travels with its kernel, however large that is.
+        # A group is closed only once it is full. So a small bias travels with its kernel, however large that is.
         if filled >= limit:
             groups.append([])
             filled = 0
@@ -135,8 +136,8 @@ def plan_buckets(
     Args:
         split: the cut step.
         stage: which stage.
-        groups: of `group_gradients`.
-        known: see `Gradients.nbytes`.
+        groups: the groups of `group_gradients`.
+        known: bytes of gradients, as in `Gradients.nbytes`.
 
     Returns:
         The buckets, in the order of the groups.
@@ -156,14 +157,14 @@ def plan_buckets(
 def plan_sparse_buckets(
     split: Split, stage: int, sparse: Sequence[tuple[int, ...]], first: int, summed: Collection[Tensor]
 ) -> tuple[Bucket, ...]:
-    """Says what makes the sparse gradients that a stage has, each of which is a bucket of its own.
+    """Says what makes the sparse gradients that a stage has. Each is a bucket of its own.
 
     Args:
         split: the cut step.
         stage: which stage.
         sparse: the positions of the parts of each sparse gradient that the step returns.
         first: number of the first of these buckets.
-        summed: tensors of which the stage has the sum alone.
+        summed: tensors of which the stage has only the sum.
     """
     makers, brought = _makers(split, stage, lambda transfer: not transfer.once_per_step)
     found: list[Bucket] = []
@@ -181,7 +182,7 @@ def plan_sparse_buckets(
 def _makers(
     split: Split, stage: int, counts: Callable[[Transfer], bool]
 ) -> tuple[dict[Tensor, set[tuple[int, int, int]]], dict[Tensor, set[int]]]:
-    """Finds which segments of a stage make each tensor, and which of the transfers that count bring it."""
+    """Finds which segments of a stage make each tensor, and which of the relevant transfers bring it."""
     makers: dict[Tensor, set[tuple[int, int, int]]] = {}
     for when, segment in split.segments_of(stage).items():
         for tensor in segment.outputs:
@@ -196,7 +197,7 @@ def _makers(
 def _sizes(split: Split, positions: Sequence[int], known: Mapping[int, int] | None) -> dict[int, int]:
     """Returns the bytes of gradients, by position among the outputs."""
     nbytes = {t: split.graph.variables[g.variable].type.nbytes() for g in split.graph.gradients for t in g.tensors}
-    # Of a gradient whose shape depends on the batch other replicas may know another size.
+    # For a gradient whose shape depends on the batch, other replicas may know another size.
     known = known or {}
     return {position: known.get(position, nbytes.get(split.outputs[position].tensor, 0)) for position in positions}
 
@@ -207,7 +208,7 @@ def parts_of(output: StepOutputPlan) -> tuple[Tensor, ...]:
 
 
 def when_of(task: Task) -> Visit:
-    """Returns when a microbatch is in its chunk by a compute task, by which its segment is found."""
+    """Returns the visit of a microbatch that a compute task is. It says which segment the task runs."""
     assert task.sweep is not None
     return Visit(task.chunk, task.sweep, task.part)
 
@@ -218,7 +219,7 @@ class Averaging:
 
     Args:
         reduce: sums tensors over the replicas; None where the step is planned and not run.
-        gradients: what is known of those that are summed.
+        gradients: what is known of the gradients that are summed.
         bucket_bytes: with so many, gradients that are summed together are enough; None for what is usual.
         sparse: the positions of the parts of each sparse gradient among the outputs.
         others: bytes of what a stage averages besides, by stage, where it is not known which gradients are sparse.
@@ -239,8 +240,8 @@ class Reduction:
         reduce: sums tensors over the replicas.
         program: number of the program.
         stage: of this rank.
-        gradients: what is known of them.
-        buckets: what is averaged together, by the numbers of the REDUCE tasks.
+        gradients: what is known of the gradients.
+        buckets: the buckets, by the numbers of the REDUCE tasks.
     """
 
     reduce: Reduce
@@ -252,15 +253,15 @@ class Reduction:
     def reduced(
         self, sums: Sequence[tf.Tensor], bucket: Bucket, step: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Operation]:
-        """Writes the reduction of a bucket into the graph of the step, where it waits for nothing but its gradients.
+        """Writes the reduction of a bucket into the graph of the step, where it waits only for its gradients.
 
         Args:
-            sums: of the gradients over the microbatches.
+            sums: sums of the gradients over the microbatches.
             bucket: which bucket.
             step: number of the step.
 
         Returns:
-            The sums over the replicas of `positions_here`, and an op that has run when they are there.
+            The sums over the replicas for `positions_here`, and an op that has run when they are there.
         """
         where = step, self.program, self.stage
         begun = begin_reduce(*where, sums, bucket.number)

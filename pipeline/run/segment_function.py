@@ -1,9 +1,9 @@
-"""A segment as a TensorFlow function, traced once and called once per microbatch.
+"""Makes a segment a TensorFlow function, which is traced once and called once per microbatch.
 
 The function takes what the segment needs from outside as arguments (microbatch slices, received tensors, stash,
 captured tensors, the seed, values of variables: of those of other stages, and of those of which this stage's ranks have
-parts, for each use). Handles of the other variables of its stage are captured.
-What is only summed over the microbatches it adds to the sum itself, and does not return.
+parts, for each use). Handles of the other variables of its stage are captured. A tensor that is only summed over the
+microbatches is added to its sum within the function, and not returned.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Summing:
     Args:
         accumulators: the sums that it adds to itself, by the tensor to add.
         is_weighted: whether what it adds is multiplied by a weight, which is passed at every call.
-        early: sums to give as soon as they are complete, which the call makes them; None for none.
+        early: sums to give as soon as this call has completed them; None for none.
         returned: tensors that it returns and the caller adds up.
-        device: on which those are returned; None for where they are made.
+        device: the device of the returned tensors; None for where they are made.
     """
 
     accumulators: Mapping[Tensor, Accumulator] = field(default_factory=dict)
@@ -102,14 +102,14 @@ class SegmentFunction:
     """A segment that can be called.
 
     Args:
-        segment: what it runs.
-        takes: what it is passed.
+        segment: the segment that it runs.
+        takes: what is passed to it.
         variables: indices of the variables whose handle it holds.
         outputs: the tensors it returns, in order.
-        early: the sums that it gives before it ends; None: it gives none.
+        early: the sums that it gives before it ends; None for none.
         function: the traced function.
         compiled: whether XLA compiles it.
-        uncompiled: why XLA does not compile it although that was asked for; else None.
+        uncompiled: why XLA does not compile it although it was asked to; else None.
     """
 
     segment: Segment
@@ -142,13 +142,13 @@ def build_segment_function(
         graph: the op graph.
         segment: the segment.
         variables: the variables whose handle may be used here, by index in the graph.
-        outputs: what to return; everything that others need where not given.
+        outputs: what to return; by default all that others need.
         summing: what becomes of tensors that are summed over the microbatches; None where that is the caller's alone.
-        xla: compile the function with XLA, where XLA can.
+        xla: whether to compile the function with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open; only to ask XLA whether it can.
 
     Returns:
-        The function with the list of what to pass it.
+        The function, with the list of what to pass to it.
     """
     body = _Body(graph, segment, variables, segment.outputs if outputs is None else outputs, summing or Summing())
     specs = body.takes.specs(graph)
@@ -157,7 +157,7 @@ def build_segment_function(
         return body.results(passed)
 
     def run_without_sums(*passed: tf.Tensor) -> list[tf.Tensor]:
-        # To ask XLA with: the variables that hold the sums are empty between two steps.
+        # XLA is asked with these, since the variables that hold the sums are empty between two steps.
         return body.computed(passed)
 
     run.__name__ = f"chunk_{segment.chunk}_sweep_{segment.sweep}"
@@ -180,7 +180,7 @@ def _traced(body: Callable[..., Any], jit_compile: bool | None) -> Any:
 
 
 class _Body:
-    """Writes what a segment's function does into the graph that is traced.
+    """Writes the body of a segment's function into the graph that is being traced.
 
     Args:
         graph: the op graph.

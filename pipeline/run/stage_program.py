@@ -1,4 +1,4 @@
-"""What one rank runs in a step, made ready: its task list, and the functions that the tasks call.
+"""What one rank runs in a step: its task list, and the functions that the tasks call.
 
 cut step ──▶ step_tasks: the tasks of all stages ──▶ build_stage_program: the functions of one ──▶ executor
 """
@@ -26,7 +26,7 @@ class Endpoint:
     """Which end of its program's messages a rank is.
 
     Args:
-        number: of the program, equal on all ranks, first part of every message's tag.
+        number: number of the program, equal on all ranks. It is the first part of every message's tag.
         stage: the stage of this rank.
         ranks: world rank of every stage of this replica.
     """
@@ -38,7 +38,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class StageProgram:
-    """What one rank runs in a step: its task list and the functions the tasks call.
+    """What one rank runs in a step: its task list, and the functions that the tasks call.
 
     Args:
         split: the cut step.
@@ -62,7 +62,7 @@ class StageProgram:
 
     @property
     def number(self) -> int:
-        """The number of the program, equal on all ranks."""
+        """Returns the number of the program, equal on all ranks."""
         return self.end.number
 
     @property
@@ -77,16 +77,16 @@ class StageProgram:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The tasks of this stage, in order."""
+        """Returns the tasks of this stage, in order."""
         return self.planned.ranks[self.stage]
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """What this stage averages together over the replicas, by the numbers of the REDUCE tasks."""
+        """Returns the buckets that this stage averages over the replicas, by the numbers of the REDUCE tasks."""
         return self.reduction.buckets if self.reduction is not None else ()
 
     def function_of(self, task: Task) -> SegmentFunction | None:
-        """Returns what a compute task calls; None where it has nothing to do."""
+        """Returns the function that a compute task calls; None where it has nothing to do."""
         if self.last is not None and task == self.last[0]:
             return self.last[1]
         return self.functions.get(when_of(task))
@@ -130,7 +130,7 @@ def build_stage_program(
         reduction = Reduction(averaging.reduce, end.number, end.stage, averaging.gradients, buckets[end.stage])
     tracing = _Tracing(split, split.segments_of(end.stage), variables, made, xla, samples)
     last: tuple[Task, SegmentFunction] | None = None
-    # What XLA compiles gives nothing before it ends.
+    # A function that XLA compiles gives nothing before it ends.
     if reduction is not None and not xla:
         dense = [bucket for bucket in reduction.buckets if not bucket.is_sparse]
         whole = sums_of_functions(split, end.stage, program.microbatches)
@@ -188,5 +188,5 @@ class _Tracing:
 
 
 def _is_read(split: Split, others: Sequence[Segment], tensor: Tensor) -> bool:
-    """Returns whether somebody needs a tensor of every microbatch: another segment of the stage, or another stage."""
+    """Returns whether another segment of the stage, or another stage, needs a tensor of every microbatch."""
     return any(tensor in s.inputs for s in others) or any(t.tensor == tensor and not t.is_sum for t in split.transfers)

@@ -1,1 +1,1 @@
-"""A step's arguments cut into microbatches, and results put together again."""
+"""Cuts a step's arguments into microbatches, and puts results together again."""

@@ -1,4 +1,4 @@
-"""The arguments of a step, sorted: tensors to cut into microbatches, and everything else as it is."""
+"""Sorts the arguments of a step into tensors to cut into microbatches, and everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smp_tf.batch.sliced_objects import holds_tensors, is_sliced_object, take_ap
 from smp_tf.batch.structure import Slot, attributes_of, children, is_record, key_of, map_children, with_attributes
 from smp_tf.errors import StepError
 
-#: Structures whose items are all that they have: none is cut by a method of its own, or hides tensors.
+#: Structures that have only their items. None of them is cut by a method of its own, or hides tensors.
 _PLAIN = (dict, list, tuple)
 
 
@@ -25,11 +25,11 @@ class Arguments:
     """A call's arguments, sorted.
 
     Args:
-        structure: by parameter: what was passed, each tensor replaced by a `Slot`.
-        tensors: the tensors, composite ones whole; objects with `smp_slice` as `ObjectTensors`.
+        structure: what was passed, by parameter, with each tensor replaced by a `Slot`.
+        tensors: the tensors. Composite ones are whole; objects with `smp_slice` are `ObjectTensors`.
         names: full name of each tensor, for messages.
         roots: name of the parameter each belongs to.
-        specs: the type each is traced with: its own, or what `input_signature` says.
+        specs: the type that each is traced with: its own, or that of `input_signature`.
     """
 
     structure: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Arguments:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What a program is made for: the types of the tensors, and the values of all other arguments."""
+        """Returns what a program is made for: the types of the tensors, and the values of all other arguments."""
         return key_of(self.structure), *self.specs
 
     def with_own_types(self) -> Arguments:
@@ -64,7 +64,7 @@ def sort_arguments(bound: inspect.BoundArguments, signature: Sequence[Any] | Non
         signature: the types to convert positional arguments to, as `input_signature` gives them, or None.
 
     Returns:
-        The sorted arguments; numpy arrays count as tensors.
+        The sorted arguments. NumPy arrays count as tensors.
 
     Raises:
         StepError: an argument does not have the structure that the signature says.

@@ -1,4 +1,4 @@
-"""A batch, cut into microbatches: how each argument is cut, and how many samples each microbatch has."""
+"""How a batch is cut into microbatches: how each argument is cut, and how many samples each microbatch has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class CutBatch:
     Args:
         arguments: how the step's tensor arguments are cut.
         microbatches: number of microbatches.
-        sizes: samples of each microbatch; none where the number of samples is open.
+        sizes: samples of each microbatch; empty where the number of samples is unknown.
     """
 
     arguments: tuple[SplitArgument, ...]
@@ -23,10 +23,10 @@ class CutBatch:
 
     @property
     def size(self) -> int | None:
-        """The samples of every microbatch; None where they differ, or are open."""
+        """Returns the samples of every microbatch; None where they differ or are unknown."""
         return self.sizes[0] if len(set(self.sizes)) == 1 else None
 
     @property
     def samples(self) -> int:
-        """The samples of the largest microbatch; 1 where they are open."""
+        """Returns the samples of the largest microbatch; 1 where they are unknown."""
         return max(self.sizes, default=1)

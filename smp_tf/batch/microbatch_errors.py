@@ -1,4 +1,4 @@
-"""Adds to an error of shape within a step that the step sees a microbatch, and not the batch."""
+"""Adds to a shape error within a step that the step sees a microbatch, and not the batch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OF_SHAPES = re.compile(r"shape|dimension|\bsize\b|\brank\b|elements|broadcast|b
 
 @contextlib.contextmanager
 def told_of_microbatches(step: str, sizes: Sequence[int]) -> Iterator[None]:
-    """Adds, within its context, to errors of shape for how many samples a step is traced.
+    """Adds to shape errors, within its context, for how many samples a step is traced.
 
     Args:
-        step: its name.
+        step: name of the step.
         sizes: number of samples in each microbatch; empty where it is known only when the step runs.
     """
     try:
@@ -32,12 +32,12 @@ def told_of_microbatches(step: str, sizes: Sequence[int]) -> Iterator[None]:
 
 
 def tell_of_microbatches(error: Exception, begin: str, sizes: Sequence[int]) -> None:
-    """Adds to an error, if it is one of shape, that a step has a microbatch.
+    """Adds to an error, if it is a shape error, that a step has a microbatch.
 
     Args:
-        error: what is changed.
-        begin: of the sentence that is added.
-        sizes: number of samples in each microbatch; empty where it is not known.
+        error: the error to change.
+        begin: begin of the sentence that is added.
+        sizes: number of samples in each microbatch; empty where it is unknown.
     """
     said = str(error)
     if not _OF_SHAPES.search(said):

@@ -24,8 +24,8 @@ class SplitArgument:
 
     Args:
         name: the argument's name in the step function's signature, with its place in a structure.
-        axis: the axis that is cut; None for an argument passed whole.
-        spec: type of the whole tensor, which may be a composite one (ragged, sparse), or an object taken apart.
+        axis: the axis that is cut; None for an argument that is passed whole.
+        spec: type of the whole tensor. It may be a composite one (ragged, sparse), or an object taken apart.
         piece: type of every microbatch of an object that is cut by its own method; None for anything else.
     """
 
@@ -36,7 +36,7 @@ class SplitArgument:
 
     @property
     def is_object(self) -> bool:
-        """Whether this is an object that is cut by its own method."""
+        """Returns whether this is an object that is cut by its own method."""
         return self.axis is not None and isinstance(self.spec, ObjectSpec)
 
 
@@ -52,17 +52,17 @@ def plan_arguments(
 
     Args:
         names: full name of each tensor argument, such as "batch['x']".
-        roots: name of the step's parameter each belongs to.
-        specs: type of each tensor, composite ones whole.
-        non_split: parameters passed whole.
+        roots: name of the step's parameter that each belongs to.
+        specs: type of each tensor. Composite ones are whole.
+        non_split: parameters that are passed whole.
         axes: the axis of parameters that are not cut along axis 0.
-        of_keras: whether Keras's loops are given them: then there is no option to name.
+        of_keras: whether Keras's loops are given them. Then a message names no option.
 
     Returns:
-        One entry per tensor.
+        One entry for each tensor.
 
     Raises:
-        StepError: a scalar is to be cut, or the axis does not exist.
+        StepError: a scalar would be cut, or the axis does not exist.
     """
     planned = []
     for name, root, spec in zip(names, roots, specs, strict=True):
@@ -104,7 +104,7 @@ def plan_arguments(
 
 
 def with_pieces(arguments: Sequence[SplitArgument], microbatches: int) -> tuple[SplitArgument, ...]:
-    """Returns the arguments with the type of a microbatch of those that are cut by their own method.
+    """Returns the arguments. Those that are cut by their own method get the type of a microbatch.
 
     Args:
         arguments: the planned arguments.
@@ -120,12 +120,12 @@ def static_batch_size(arguments: Sequence[SplitArgument], of_objects: int = 1, o
     """Returns the number of samples in a batch, where every cut argument's shape says so.
 
     Args:
-        arguments: the planned arguments. Objects with a method of their own do not say how many samples they have.
-        of_objects: the number where only such objects are cut: one for each microbatch, which then weigh alike.
-        of_keras: whether Keras's loops are given them: then there is no option to name.
+        arguments: the planned arguments. Objects with their own method do not say how many samples they have.
+        of_objects: the number where only such objects are cut. It is one for each microbatch, so that all weigh alike.
+        of_keras: whether Keras's loops are given them. Then a message names no option.
 
     Returns:
-        The number; None where it is known only when the step runs. 1 where nothing is cut.
+        The number; None where it is known only when the step runs; 1 where nothing is cut.
 
     Raises:
         StepError: the arguments do not have the same number of samples.
@@ -159,7 +159,7 @@ def sizes_of(batch: int, microbatches: int) -> tuple[int, ...]:
         microbatches: number of microbatches, at most `batch`.
 
     Returns:
-        One size a microbatch, the larger ones first.
+        One size for each microbatch, the larger ones first.
 
     Example:
         >>> sizes_of(10, 4)
@@ -174,7 +174,7 @@ def microbatch_spec(argument: SplitArgument, size: int | None) -> tf.TypeSpec:
 
     Args:
         argument: the argument.
-        size: samples in every microbatch; None where they differ or are not known.
+        size: samples in every microbatch; None where they differ or are unknown.
 
     Returns:
         The type.
@@ -202,11 +202,11 @@ def whole_of(argument: SplitArgument, value: Any) -> Any:
 
 
 class Slicer:
-    """Cuts arguments into microbatches inside a graph; each slice is made once.
+    """Cuts arguments into microbatches inside a graph. Each slice is made once.
 
     Args:
         arguments: the planned arguments.
-        values: their tensors, composite ones whole.
+        values: tensors of the arguments. Composite ones are whole.
         microbatches: number of microbatches.
     """
 
@@ -238,7 +238,7 @@ class Slicer:
             tf.debugging.assert_equal(
                 count,
                 total,
-                # Without quotes, which TensorFlow would show with backslashes.
+                # There are no quotes, since TensorFlow would show them with backslashes.
                 message=f"All arguments of a step that are cut need the same number of samples: those of "
                 f"{argument.name} and {first.name} differ.",
             )
@@ -262,7 +262,7 @@ class Slicer:
         return sizes, starts
 
     def __call__(self, tensor: int, microbatch: int) -> tf.Tensor:
-        """Returns tensor number `tensor` of microbatch `microbatch`; parts of composite arguments count one by one."""
+        """Returns tensor number `tensor` of microbatch `microbatch`. Parts of composite arguments count one by one."""
         argument, part = self._parts[tensor]
         key = argument, microbatch
         if key not in self._slices:
@@ -305,7 +305,7 @@ def cut_out(value: Any, axis: int, start: Any, size: Any) -> Any:
 
     Args:
         value: the tensor.
-        axis: along which its samples lie.
+        axis: the axis along which its samples lie.
         start: number of the first sample, an int or an int64 scalar.
         size: number of samples, an int or an int64 scalar.
     """

@@ -1,4 +1,4 @@
-"""What a step returns: for every tensor its values over the microbatches, and ways to put them together."""
+"""What a step returns: for every tensor its values over the microbatches, and ways to combine them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WeightedSum:
     Args:
         value: the sum.
         weight: the sum of the weights in it.
-        computed: where it was made, in the graph that is being traced; None outside of one.
+        computed: where it was made in the graph that is being traced; None outside a graph.
     """
 
     value: Any
@@ -33,7 +33,7 @@ class WeightedSum:
         """Returns the average: the sum divided by its weight.
 
         Args:
-            device: where it is computed; None for where TensorFlow chooses.
+            device: the device that computes it; None for TensorFlow's choice.
         """
         if device is not None:
             with tf.device(device):
@@ -43,12 +43,12 @@ class WeightedSum:
 
 
 class StepOutput:
-    """One tensor returned by a step, over all microbatches.
+    """One tensor that a step returns, over all microbatches.
 
-    Steps make them; scripts put their values together.
+    Steps make them, and scripts combine their values.
 
     Args:
-        description: what is known of it, whatever the batch.
+        description: what is known of it for any batch.
         values: one tensor per microbatch; None where this rank does not have them.
         weights: weight of each microbatch in averages (its number of samples).
         total: the sum of a gradient, where the pipeline has accumulated it; else None.
@@ -79,7 +79,7 @@ class StepOutput:
 
     @property
     def is_local(self) -> bool:
-        """Whether this rank has the value: of a gradient, what `accumulate` gives."""
+        """Returns whether this rank has the value; for a gradient, the result of `accumulate`."""
         return self._description.holder.is_here
 
     @property
@@ -89,7 +89,7 @@ class StepOutput:
 
     @property
     def outputs(self) -> list[Any]:
-        """The values: one tensor per microbatch, in order.
+        """Returns the values, one tensor per microbatch, in order.
 
         Raises:
             StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
@@ -116,16 +116,16 @@ class StepOutput:
         """Returns the average over the microbatches, weighted by their number of samples.
 
         Args:
-            method: "variable", "add_n" or "accumulate_n"; accepted for compatibility, the pipeline accumulates as
-                the values are made in any case.
+            method: "variable", "add_n" or "accumulate_n". It is accepted for compatibility. The pipeline always
+                accumulates values as they are made.
             var: a variable to assign the average to.
 
         Returns:
-            A tensor (sparse slices stay sparse); None for a gradient that another rank has: that of a weight which
-            another stage stores or, with shard_optimizer_state, another replica updates.
+            A tensor (sparse slices stay sparse); None for a gradient that another rank has. That is the gradient of a
+            weight which another stage stores or, with shard_optimizer_state, another replica updates.
 
         Raises:
-            StepError: an unknown method.
+            StepError: the method is unknown.
 
         Example:
             >>> gradients, loss = forward_backward(images, labels)
@@ -141,7 +141,7 @@ class StepOutput:
         return average
 
     def reduce_mean(self) -> Any:
-        """Returns the average over the microbatches, weighted by their number of samples; integers average to floats.
+        """Returns the average over the microbatches, weighted by their samples. Integers average to floats.
 
         Returns:
             A tensor of a microbatch's shape (sparse slices stay sparse); None for a gradient that another rank has.
@@ -163,7 +163,7 @@ class StepOutput:
         return mark(self._average(self._total, gradient))
 
     def _average(self, total: WeightedSum, gradient: GradientSum) -> Any:
-        """Returns the average of a gradient, which bears what it is an average of."""
+        """Returns the average of a gradient, marked with what it is an average of."""
         noted = mark_averaged if gradient.is_averaged else mark_unaveraged
         average = noted(total.divided(gradient.device))
         if gradient.rows is not None:
@@ -171,7 +171,7 @@ class StepOutput:
         return mark_computed(average, total.computed) if total.computed is not None else average
 
     def _marked(self, value: Any) -> Any:
-        """Returns the value, known as a gradient where it is one."""
+        """Returns the value, marked as a gradient where it is one."""
         return mark(value) if self._description.gradient is not None else value
 
     def reduce_sum(self) -> Any:
@@ -195,7 +195,7 @@ class StepOutput:
         return self._marked(_sum(self.outputs))
 
     def concat(self) -> Any:
-        """Returns the microbatches joined along axis 0, in order; scalars are stacked.
+        """Returns the microbatches joined along axis 0, in order. Scalars are stacked.
 
         Returns:
             A tensor with as many rows as all microbatches have together. Ragged and sparse tensors stay so, and sparse
@@ -216,10 +216,10 @@ class StepOutput:
         return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
 
     def merge(self) -> Any:
-        """Returns the batch as if it had not been split: the same as `concat`.
+        """Returns the batch as if it had not been split. It does the same as `concat`.
 
         Returns:
-            See `concat`.
+            The result of `concat`.
 
         Raises:
             StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
@@ -230,11 +230,11 @@ class StepOutput:
         return self.concat()
 
     def stack(self) -> Any:
-        """Returns the microbatches stacked along a new axis 0; they need one shape.
+        """Returns the microbatches stacked along a new axis 0. They must have one shape.
 
         Returns:
-            A tensor with one row per microbatch. Ragged and sparse tensors stay so; sparse slices (`tf.IndexedSlices`)
-            become a `tf.SparseTensor`, since slices know no axis before that of their rows.
+            A tensor with one row per microbatch. Ragged and sparse tensors stay so. Sparse slices (`tf.IndexedSlices`)
+            become a `tf.SparseTensor`, since slices have no axis before that of their rows.
 
         Raises:
             StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
@@ -284,7 +284,8 @@ def _sum(values: Sequence[Any]) -> Any:
         values = [tf.cast(v, tf.int32) for v in values]
     if isinstance(values[0], tf.SparseTensor):
         return functools.reduce(tf.sparse.add, values)
-    # Not add_n, nor a chain of sums that TensorFlow may turn into one: their order differs from rank to rank.
+    # Neither add_n nor a chain of sums, which TensorFlow may turn into one, since their order differs from rank to
+    # rank.
     return tf.reduce_sum(tf.stack(values), axis=0) if len(values) > 1 else values[0]
 
 

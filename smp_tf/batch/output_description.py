@@ -1,6 +1,6 @@
 """What is known of a step's output when its program is built, before any batch comes.
 
-A call asks nobody: it adds the tensors of its batch to the description, and that is a `StepOutput`.
+A call only adds the tensors of its batch to the description. The result is a `StepOutput`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class OutputHolder:
     """Which ranks have an output.
 
     Args:
-        stage: the stage that makes it, and alone keeps it where it is not sent to all; None where all make it.
+        stage: the stage that makes it, and alone keeps it where it is not sent to all; None where all stages make it.
         replica: the replica that alone gets the sum of a gradient over the replicas; None where all of them do.
         is_here: whether this rank has it.
     """
@@ -33,11 +33,11 @@ class GradientSum:
     """What the sum of a gradient over the microbatches is a sum of.
 
     Args:
-        is_averaged: whether it is over all replicas too. Else it is of this one alone, and its weight is the share of
-            this replica.
-        rows: of which rows of a weight it is; None: of all.
-        device: where it is, and where the average is computed; None for where the gradient is made.
-        has_values: whether the gradient of each microbatch is kept besides.
+        is_averaged: whether it is over all replicas, too. Else it is of this replica alone, and its weight is this
+            replica's share.
+        rows: the rows of a weight that it is of; None for all.
+        device: the device that holds it, and that computes the average; None for where the gradient is made.
+        has_values: whether the gradient of each microbatch is kept, too.
     """
 
     is_averaged: bool = True

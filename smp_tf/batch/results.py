@@ -22,7 +22,7 @@ from smp_tf.partition.trace.lower import OutputSlot
 
 
 class _StandIns:
-    """The named tuple that stands for a class, by the class and the names of its attributes; and the way back."""
+    """The named tuple that stands for a class, by the class and the names of its attributes; and the class of each."""
 
     def __init__(self) -> None:
         self.by_class: dict[tuple[type, tuple[str, ...]], type] = {}
@@ -37,7 +37,7 @@ def pack(value: Any, step: str) -> Any:
 
     Args:
         value: what the step function returned.
-        step: its name, for messages.
+        step: name of the step, for messages.
 
     Raises:
         StepError: an object that TensorFlow cannot look into holds tensors.
@@ -68,15 +68,15 @@ def unpack(value: Any) -> Any:
     return map_children(value, lambda _, child: unpack(child))
 
 
-#: Makes a part of what a step returns, given what stands in its places.
+#: A function that makes a part of a step's result from the values in its places.
 _Maker = Callable[[Sequence[Any]], Any]
 
 
 class ResultStructure:
-    """What a step returns, with a place for each tensor: looked at once, and made anew for every batch.
+    """What a step returns, with a place for each tensor. It is analysed once, and made anew for every batch.
 
     Args:
-        results: what it returned when it was traced, ready for TensorFlow, with an `OutputSlot` for each tensor.
+        results: what the step returned when it was traced, ready for TensorFlow, with an `OutputSlot` for each tensor.
     """
 
     def __init__(self, results: Any) -> None:
@@ -88,7 +88,7 @@ class ResultStructure:
         """Returns the structure, new throughout, with a value in each place.
 
         Args:
-            values: one for each of `slots`.
+            values: one value for each of `slots`.
         """
         return self._make(values)
 
@@ -125,7 +125,7 @@ def _mapping_like(like: Mapping[Any, Any], items: Sequence[tuple[Any, Any]]) -> 
 def _stand_in(kind: type, names: tuple[str, ...]) -> Any:
     known = _stand_ins()
     if (kind, names) not in known.by_class:
-        # Names that a named tuple cannot have become positions there; ours are kept next to it.
+        # Names that a named tuple cannot have become positions there. Our names are kept next to it.
         made: Any = namedtuple(kind.__name__, names, rename=True)  # type: ignore[misc]
         known.by_class[kind, names] = made
         known.classes[made] = kind, names

@@ -1,12 +1,13 @@
-"""Sets among a step's arguments: their tensors in an order that all ranks have.
+"""Puts the tensors of sets among a step's arguments into an order that all ranks share.
 
-A set has no order of its own: Python goes through it by hashes, which differ from process to process, while the ranks
-of a replica must number the tensors of a batch alike. So items with tensors are ordered by their types:
+A set has no order. Python iterates over it by hashes, which differ from process to process. But the ranks of a replica
+must number the tensors of a batch alike. So items with tensors are ordered by their types:
 
     {labels.ref(), images.ref()}  ──▶  float32(8, 28, 28): images, int32(8,): labels
 
-Two tensors of one type cannot be told apart so, which is an error. What TensorFlow lets a script put into a set are
-references (`tensor.ref()`), since tensors have no hash; sparse tensors; and objects, tuples and frozen sets of these.
+Two tensors of one type cannot be ordered in this way, so they are an error. TensorFlow lets a script put these into a
+set: references (`tensor.ref()`), since tensors have no hash; sparse tensors; and objects, tuples and frozen sets of
+these.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class SetOf:
-    """Stands for a set with tensors: its items in an order that all ranks have.
+    """Stands for a set with tensors, with its items in an order that all ranks share.
 
     Args:
         kind: the set's class.
@@ -42,13 +43,13 @@ class SetOf:
     items: tuple[Any, ...]
 
     def filled(self, convert: Callable[[Any], Any]) -> Any:
-        """Returns the set with its items converted, which iterates in their order."""
+        """Returns the set with its items converted. It iterates in their order."""
         items = [convert(item) for item in self.items]
         return _FrozenInOrder(items) if issubclass(self.kind, frozenset) else _InOrder(items)
 
 
 class _InOrder(set):
-    """A set that is gone through in the order it was made in; what is added later comes last."""
+    """A set that iterates in the order in which it was made. Later items come last."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._order = tuple(items)
@@ -59,7 +60,7 @@ class _InOrder(set):
 
 
 class _FrozenInOrder(frozenset):
-    """A frozen set that is gone through in the order it was made in."""
+    """A frozen set that iterates in the order in which it was made."""
 
     _order: tuple[Any, ...]
 
@@ -80,7 +81,7 @@ def _in_order(items: Any, all_items: Iterator[Any]) -> Iterator[Any]:
 
 
 def is_reference(item: Any) -> bool:
-    """Returns whether something is `tensor.ref()` of a tensor; references of variables are passed as they are."""
+    """Returns whether an object is `tensor.ref()` of a tensor. References of variables are passed as they are."""
     if not hasattr(item, "deref"):
         return False
     value = item.deref()
@@ -90,15 +91,15 @@ def is_reference(item: Any) -> bool:
 def in_order(
     value: Set[Any], path: str, described: Callable[[Any], tuple[str, Sequence[tf.TypeSpec]]]
 ) -> list[Any] | None:
-    """Returns the items of a set in an order that all ranks have; None where none of them has tensors.
+    """Returns the items of a set in an order that all ranks share; None where none of them has tensors.
 
     Args:
         value: the set.
-        path: what it is, for messages.
-        described: gives what is known of an item on every rank: its structure in words, and the types of its tensors.
+        path: words for the set, for messages.
+        described: returns what every rank knows of an item: words for its structure, and the types of its tensors.
 
     Raises:
-        StepError: two items cannot be told apart, or an item is a number of NumPy.
+        StepError: two items cannot be ordered, or an item is a number of NumPy's.
     """
     keys = []
     for item in value:

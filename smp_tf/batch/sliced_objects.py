@@ -1,7 +1,7 @@
-"""Objects of the script's own that a step cuts by their method `smp_slice(num_mb, mb, axis)`.
+"""Handles objects of the script's own that a step cuts by their method `smp_slice(num_mb, mb, axis)`.
 
-A traced function takes tensors, so such an object travels as a composite tensor: what it is without its tensors (the
-template), and the tensors. It is put together again wherever its method, or the step, needs it:
+A traced function takes tensors, so such an object is passed as a composite tensor. That is the object without its
+tensors (the template), and the tensors. It is put together again wherever its method, or the step, needs it:
 
     Pair(x, y, name="a")  ──▶  template Pair(Slot 0, Slot 1, name="a") + tensors (x, y)
                           ──▶  in the caller's graph, for microbatch m: Pair(x, y, "a").smp_slice(M, m, 0)
@@ -20,19 +20,19 @@ from smp_tf.batch.structure import Slot, children, fill, is_record, key_of, map_
 from smp_tf.errors import StepError
 from smp_tf.job_state import JobState
 
-#: What may hold tensors and is passed as it is: the step uses it, and none of its tensors is cut.
+#: Objects that may hold tensors but are passed as they are. The step uses them, and none of their tensors is cut.
 _KNOWN = (tf.Module, tf.Variable, type)
 
-#: A number for each template: what TensorFlow compares types by must be simple.
+#: A number for each template, since TensorFlow compares types by simple values.
 _numbers: JobState[dict[Any, int]] = JobState(dict)
 
 
 class ObjectTensors(tf.__internal__.CompositeTensor):
-    """An object taken apart: its template and its tensors.
+    """An object that is taken apart into its template and its tensors.
 
     Args:
         template: the object with a `Slot` in place of each tensor.
-        tensors: the tensors, composite ones whole.
+        tensors: the tensors. Composite ones are whole.
     """
 
     def __init__(self, template: Any, tensors: Sequence[Any]) -> None:
@@ -49,7 +49,7 @@ class ObjectTensors(tf.__internal__.CompositeTensor):
 
 
 class ObjectSpec(tf.TypeSpec):
-    """Type of an object taken apart: its template, and the types of its tensors."""
+    """The type of an object that is taken apart: its template, and the types of its tensors."""
 
     def __init__(self, template: Any, specs: Sequence[tf.TypeSpec]) -> None:
         self.template = template
@@ -59,7 +59,7 @@ class ObjectSpec(tf.TypeSpec):
 
     @property
     def value_type(self) -> type[ObjectTensors]:
-        """The class whose instances have such a type."""
+        """Returns the class whose instances have such a type."""
         return ObjectTensors
 
     @property
@@ -76,7 +76,7 @@ class ObjectSpec(tf.TypeSpec):
         return self._number, self.specs
 
     def common(self, other: ObjectSpec) -> ObjectSpec | None:
-        """Returns the type of both, with dimensions left open in which they differ; None if they differ otherwise."""
+        """Returns the common type, without the lengths in which the two differ; None if they differ otherwise."""
         if self._number != other._number or len(self.specs) != len(other.specs):
             return None
         specs = [a.most_specific_common_supertype([b]) for a, b in zip(self.specs, other.specs, strict=True)]
@@ -88,14 +88,14 @@ def _without_name(spec: tf.TypeSpec) -> tf.TypeSpec:
 
 
 def is_sliced_object(value: Any) -> bool:
-    """Returns whether an object says by itself how it is cut into microbatches."""
+    """Returns whether an object itself says how it is cut into microbatches."""
     return not isinstance(value, type) and callable(getattr(value, "smp_slice", None))
 
 
 def holds_tensors(value: Any) -> bool:
-    """Returns whether an object, no structure that is known, has tensors among its attributes.
+    """Returns whether an object of no known structure has tensors among its attributes.
 
-    A mapping or sequence may have its items as attributes too, where whoever goes through the items finds them.
+    A mapping or sequence may also have its items as attributes. These are found by going through the items.
     """
     if isinstance(value, (*_KNOWN, tf.__internal__.CompositeTensor)) or is_record(value) or tf.is_tensor(value):
         return False
@@ -105,11 +105,11 @@ def holds_tensors(value: Any) -> bool:
 
 
 def take_apart(value: Any, name: str) -> ObjectTensors:
-    """Returns an object, or what its `smp_slice` gave, as a composite tensor.
+    """Returns an object, or the result of its `smp_slice`, as a composite tensor.
 
     Args:
         value: an object, a tensor, or a structure of them.
-        name: what it is, for messages.
+        name: words for the object, for messages.
     """
     tensors: list[Any] = []
 
@@ -134,8 +134,8 @@ def slice_of(value: ObjectTensors, microbatches: int, microbatch: int, axis: int
 
     Args:
         value: the whole object.
-        microbatches: into how many it is cut.
-        microbatch: which of them.
+        microbatches: number of microbatches that it is cut into.
+        microbatch: number of the microbatch.
         axis: the axis that the step asks for.
         name: the argument's name, for messages.
     """
@@ -147,12 +147,12 @@ def slice_spec(spec: ObjectSpec, microbatches: int, axis: int, name: str) -> Obj
 
     Args:
         spec: type of the whole object.
-        microbatches: into how many it is cut.
+        microbatches: number of microbatches that it is cut into.
         axis: the axis that the step asks for.
         name: the argument's name, for messages.
 
     Returns:
-        The type, with dimensions left open in which microbatches differ.
+        The type, without the lengths in which microbatches differ.
 
     Raises:
         StepError: two microbatches do not have the same structure and types.
@@ -179,7 +179,7 @@ def slice_spec(spec: ObjectSpec, microbatches: int, axis: int, name: str) -> Obj
 
 
 def spec_in_words(spec: Any) -> str:
-    """Returns a type for messages, such as "float32(8, 3)"."""
+    """Returns words for a type, such as "float32(8, 3)"."""
     if isinstance(spec, ObjectSpec):
         return f"{spec.template!r} of {', '.join(map(spec_in_words, spec.specs)) or 'no tensors'}"
     return f"{spec.dtype.name}{spec.shape}"

@@ -1,4 +1,4 @@
-"""Sparse slices (`tf.IndexedSlices`) of several microbatches as one sparse value.
+"""Joins sparse slices (`tf.IndexedSlices`) of several microbatches into one sparse value.
 
 microbatch 0   rows 1, 3 of 4   ──┬─ concat ──▶  tf.IndexedSlices: rows 1, 3, 4 of 8
 microbatch 1   row  0    of 4   ──┤
@@ -19,7 +19,7 @@ def joined(parts: Sequence[tf.IndexedSlices], name: str) -> tf.IndexedSlices:
     """Returns the slices of the tensor that holds the parts one after the other along axis 0.
 
     Args:
-        parts: slices of tensors that have all axes but the first in common.
+        parts: slices of tensors with equal shapes except for the first axis.
         name: what they are, for messages.
 
     Returns:
@@ -40,7 +40,7 @@ def stacked(parts: Sequence[tf.IndexedSlices], name: str) -> tf.SparseTensor:
         name: what they are, for messages.
 
     Returns:
-        A sparse tensor in canonical order; slices of the same row of a part are summed.
+        A sparse tensor in canonical order. Slices of the same row of a part are summed.
     """
     places, values = [], []
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Structures of arguments: what may hold tensors, how a tensor's place in it is kept, and when two are alike."""
+"""Structures of arguments: which ones may hold tensors, how tensors' places are kept, and when two are alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smp_tf.batch.sets import Reference, SetOf
 
 @dataclass(frozen=True)
 class Slot:
-    """Place of a tensor in a structure."""
+    """The place of a tensor in a structure."""
 
     index: int
 
@@ -31,10 +31,10 @@ class Template:
         return f"{self.kind.__name__}({', '.join(f'{name}={value!r}' for name, value in self.attributes.items())})"
 
     def filled(self, convert: Callable[[Any], Any]) -> Any:
-        """Returns an object of the class with its attributes converted; its `__init__` does not run again."""
+        """Returns an object of the class with its attributes converted. Its `__init__` does not run again."""
         made: Any = object.__new__(self.kind)
         for name, value in self.attributes.items():
-            # Past a frozen dataclass's own __setattr__.
+            # This bypasses a frozen dataclass's own __setattr__.
             object.__setattr__(made, name, convert(value))
         return made
 
@@ -47,7 +47,7 @@ def is_record(value: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Returns all attributes of an object, those in slots included, by name."""
+    """Returns all attributes of an object by name, also those in slots."""
     slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}
@@ -60,11 +60,11 @@ def _slots(kind: type) -> Sequence[str]:
 
 
 def with_attributes(value: Any, convert: Callable[[str, Any], Any]) -> Any:
-    """Returns an object's template with its attributes converted; the object itself where no attribute changes.
+    """Returns an object's template with its attributes converted; the object itself where none changes.
 
     Args:
         value: any object.
-        convert: called with how an attribute is reached, such as ".rate", and the attribute.
+        convert: takes how an attribute is reached, such as ".rate", and the attribute.
     """
     before = attributes_of(value)
     after = {name: convert(f".{name}", attribute) for name, attribute in before.items()}
@@ -72,11 +72,11 @@ def with_attributes(value: Any, convert: Callable[[str, Any], Any]) -> Any:
 
 
 def map_children(value: Any, convert: Callable[[str, Any], Any]) -> Any:
-    """Returns a mapping or sequence with its items converted, itself where none changes; anything else as it is.
+    """Returns a mapping or sequence with its items converted; itself where none changes, or for anything else.
 
     Args:
         value: any object.
-        convert: called with how an item is reached, such as "['x']", and the item.
+        convert: takes how an item is reached, such as "['x']", and the item.
     """
     if isinstance(value, Mapping):
         kind: Any = type(value)
@@ -118,7 +118,7 @@ def fill(structure: Any, tensors: Sequence[Any]) -> Any:
 
 
 def key_of(value: Any) -> Any:
-    """Returns a key that is equal for values with which a function is traced alike, and for no others."""
+    """Returns a key that is equal exactly for values with which a function is traced alike."""
     if isinstance(value, tf.Variable):
         return value.ref()
     if isinstance(value, Template):

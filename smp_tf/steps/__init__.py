@@ -1,1 +1,1 @@
-"""`@smp.step`: traced, planned, built, called."""
+"""`@smp.step`: how a step is traced, planned, built and called."""

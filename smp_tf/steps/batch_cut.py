@@ -1,4 +1,4 @@
-"""How a step cuts its batches: each argument along which axis, and all into how many microbatches."""
+"""Decides how a step cuts its batches: each argument along an axis, and all into a number of microbatches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from smp_tf.steps.options import StepOptions
 
 
 def cut_arguments(arguments: Arguments, options: StepOptions) -> tuple[SplitArgument, ...]:
-    """Returns along which axis each tensor argument of a step is cut.
+    """Returns the axis along which each tensor argument of a step is cut.
 
     Args:
-        arguments: those of a call.
-        options: of the step.
+        arguments: arguments of a call.
+        options: options of the step.
     """
     return plan_arguments(
         arguments.names,
@@ -32,12 +32,12 @@ def cut_batch(step: str, arguments: Arguments, options: StepOptions, *, is_first
 
     Args:
         step: name of the step, for messages.
-        arguments: those of a call of that signature.
-        options: of the step.
+        arguments: arguments of a call of that signature.
+        options: options of the step.
         is_first: whether the step has no program yet.
 
     Raises:
-        StepError: the batch is empty, or it is the first and has too few samples.
+        StepError: the batch is empty, or it is the first one and has too few samples.
     """
     wanted, planned = runtime.current().config.microbatches, cut_arguments(arguments, options)
     batch = static_batch_size(planned, wanted, options.of_keras)

@@ -1,4 +1,4 @@
-"""What a step asks of other processes by itself: ops of Horovod and the like among those that were traced.
+"""Finds ops in a traced step that ask something of other processes by themselves, such as Horovod's.
 
     in a model of several partitions   the op becomes one of its layer's stage, and only ranks of that stage run it:
                                        those of others never come to it                                 ─▶ an error
@@ -7,8 +7,8 @@
       every process
     BatchNormalization(synchronized)   Keras asks tf.distribute for other processes, and finds none     ─▶ told once
 
-The functions of the module `horovod.tensorflow` are refused by name (horovod_scope.py). Here it is the graph that is
-looked at, with the functions and loops that its ops run, so it does not matter how an op came there.
+The functions of the module `horovod.tensorflow` are refused by name (horovod_scope.py). Here the graph is checked, with
+the functions and loops that its ops run. So it does not matter how an op came there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from smp_tf.errors import StepError
 from smp_tf.partition.graph.node_def import attributes, function_names, functions
 from smp_tf.partition.graph.op_graph import Node, OpGraph
 
-#: How the types of ops begin in which a process waits for others: TensorFlow's own, and those of libraries.
+#: The begins of the types of ops in which a process waits for others: TensorFlow's own, and those of libraries.
 _PREFIXES = ("Horovod", "Collective", "Nccl", "_Nccl", "Byteps", "DTensor", "XlaAllReduce", "XlaReduceScatter")
 _NAMES = frozenset({"AllToAll", "CrossReplicaSum", "Send", "_Send", "_HostSend", "Recv", "_Recv", "_HostRecv"})
-#: Those of Horovod that ask nothing of others.
+#: Ops of Horovod that ask nothing of others.
 _LOCAL = frozenset({"HorovodLocalRank", "HorovodLocalSize", "HorovodProcessSetIncluded", "HorovodRank", "HorovodSize"})
-#: Those whose gradient takes the part of this process, or nothing on all but one.
+#: Ops whose gradient is this process's part, or is nothing on all processes but one.
 _UNLIKE_GRADIENTS = ("HorovodAllgather", "HorovodBroadcast", "HorovodGroupedAllgather")
 
 
@@ -33,19 +33,19 @@ def is_collective(op: str) -> bool:
     """Returns whether a process waits for others in an op.
 
     Args:
-        op: its type.
+        op: type of the op.
     """
     return (op.startswith(_PREFIXES) and op not in _LOCAL) or op in _NAMES
 
 
 def refuse_what_hangs(graph: OpGraph, step: str, partitions: int, replicas: int) -> None:
-    """Raises where ops of a step wait for processes that do not come to them, or differ from one to the other.
+    """Raises an error where ops of a step wait for processes that never come to them, or that have different ops.
 
     Args:
         graph: the traced step.
-        step: its name.
-        partitions: parts of the model.
-        replicas: how often the model is there.
+        step: name of the step.
+        partitions: number of partitions of the model.
+        replicas: number of replicas of the model.
 
     Raises:
         StepError: there is such an op.
@@ -82,7 +82,7 @@ def _collective_of(node: Node, containing: dict[str, str]) -> str | None:
 
 
 def _functions_with_collectives(library: bytes) -> dict[str, str]:
-    """Returns the functions of a library that run such an op, also in what they call, with its type."""
+    """Returns the functions of a library that run such an op, themselves or in what they call, with the op's type."""
     bodies = functions(library)
     found = {}
     for name, body in bodies.items():
@@ -126,18 +126,18 @@ def _way_out(class_name: str) -> str:
 
 
 def words_on_synchronized(graph: OpGraph, models: Iterable[Any], microbatches: int, replicas: int) -> str | None:
-    """Returns what to say of layers that are to share the statistics of their batch with other processes.
+    """Returns a message about layers that should share the statistics of their batch with other processes.
 
     Args:
         graph: a traced step.
         models: Keras models that it calls.
-        microbatches: into how many parts a batch is cut.
-        replicas: how many processes have parts of a batch.
+        microbatches: number of microbatches that a batch is cut into.
+        replicas: number of processes that have parts of a batch.
 
     Returns:
-        The words; None where there is no such layer, or its statistics are those of the whole batch.
+        The message; None where there is no such layer, or its statistics are those of the whole batch.
     """
-    # To go through all parts of the models takes longer than to see that none has such statistics.
+    # Going through all parts of the models takes longer than seeing that none has such statistics.
     if microbatches == replicas == 1 or not any("moving_mean" in variable.name for variable in graph.variables):
         return None
     layers = {

@@ -1,7 +1,7 @@
 """Notices when the ranks of a replica are fed different batches.
 
-On the first 10 steps and every 100th, each rank hashes the tensors it was given and sends the hashes to the first rank
-of the replica, which compares. This runs next to the pipeline, which does not wait for it.
+On the first 10 steps and every 100th, each rank hashes the tensors that it was given. It sends the hashes to the first
+rank of the replica, which compares them. This runs next to the pipeline, which does not wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from smp_tf.pipeline.run.marks import begin_task, end_task
 from smp_tf.pipeline.task import Task
 from smp_tf.tf_internals import cond_independently
 
-#: Edges from here up are not part of a plan.
+#: Numbers of edges from here up are not part of a plan.
 _EDGE = 1 << 24
 
 
@@ -33,12 +33,12 @@ def add_input_check(
     ranks: Sequence[int],
     stage: int,
 ) -> None:
-    """Writes the check into the current graph.
+    """Adds the check to the current graph.
 
     Args:
         name: name of the step function, for the message.
         arguments: the step's arguments.
-        values: their values on this rank, composite ones whole.
+        values: values of the arguments on this rank. Composite ones are whole.
         step: number of this step, an int64 scalar tensor.
         number: number of the program.
         ranks: world rank of every stage of the replica.

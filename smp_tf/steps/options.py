@@ -28,7 +28,7 @@ class StepOptions:
     of_keras: bool = False
 
     def check(self, signature: inspect.Signature, name: str) -> None:
-        """Raises where an option names a parameter the step does not have."""
+        """Raises an error where an option names a parameter that the step does not have."""
         for option, named in (("non_split_inputs", self.non_split), ("input_split_axes", self.axes)):
             for parameter in named:
                 if parameter not in signature.parameters:

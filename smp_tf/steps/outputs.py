@@ -1,4 +1,4 @@
-"""The outputs of a step's program: described once, when it is built, and filled with the tensors of each batch.
+"""The outputs of a step's program. They are described once, when it is built, and filled with each batch's tensors.
 
           program is built                      each call
 loss      made by stage 1, on all ranks    ┐    ┌ values of the microbatches      ┐
@@ -30,14 +30,14 @@ from smp_tf.variables.host_offload import device_of_gradients
 
 @dataclass(frozen=True, eq=False)
 class FlatOutputs:
-    """What a program gave, by output.
+    """The results of a program, by output.
 
     Args:
-        values: one tensor per microbatch, or None.
-        accumulated: the sum over microbatches (and replicas) of weight x value, or None.
+        values: for each output, one tensor per microbatch, or None.
+        accumulated: for each output, the sum over microbatches (and replicas) of weight x value, or None.
         weights: weight of each microbatch of this replica.
         total_weight: sum of the weights in `accumulated`.
-        computed: by output, where `accumulated` was made, in the graph of the program.
+        computed: where `accumulated` was made in the graph of the program, by output.
     """
 
     values: list[list[tf.Tensor] | None]
@@ -53,7 +53,7 @@ class FlatOutputs:
         return found + [w for w in (*self.weights, self.total_weight) if isinstance(w, tf.Tensor)]
 
     def filled(self, tensors: Iterable[tf.Tensor]) -> FlatOutputs:
-        """Returns the same with other tensors, in the order of `tensors()`."""
+        """Returns the same results with other tensors, in the order of `tensors()`."""
         left = iter(tensors)
         values = [None if v is None else [next(left) for _ in v] for v in self.values]
         accumulated = [None if t is None else next(left) for t in self.accumulated]
@@ -65,14 +65,14 @@ class FlatOutputs:
         """Returns the values of a result, one per microbatch; None where this rank does not have them.
 
         Args:
-            slot: which result. The values of a composite tensor are put together.
+            slot: the result. The values of a composite tensor are put together.
         """
         if slot.spec is None:
             return self.values[slot.outputs[0]]
         return packed(slot, [self.values[i] for i in slot.outputs])
 
     def sum_of(self, slot: OutputSlot) -> WeightedSum | None:
-        """Returns the sum of a result over the microbatches; None where it was not accumulated, or is elsewhere.
+        """Returns the sum of a result over the microbatches; None where it was not accumulated, or is on another rank.
 
         Args:
             slot: which result.
@@ -90,7 +90,7 @@ def packed(slot: OutputSlot, parts: Sequence[list[tf.Tensor] | None]) -> list[An
     """Returns the values of a composite tensor, one per microbatch; None where this rank does not have them.
 
     Args:
-        slot: which tensor.
+        slot: the tensor.
         parts: the tensors that it is made of, each with a value per microbatch.
     """
     present = [part for part in parts if part is not None]
@@ -107,8 +107,8 @@ class DescribedOutputs:
     """The outputs of a program, before it has run.
 
     Args:
-        structure: what the step function returns, with a place for each of them.
-        described: what is known of each, in the order of the places.
+        structure: what the step function returns, with a place for each output.
+        described: what is known of each output, in the order of the places.
     """
 
     structure: ResultStructure
@@ -118,7 +118,7 @@ class DescribedOutputs:
         """Returns what the step function returns, with a `StepOutput` in place of every tensor.
 
         Args:
-            flat: what the program gave.
+            flat: the results of the program.
         """
         places = zip(self.structure.slots, self.described, strict=True)
         return self.structure.filled(
@@ -132,9 +132,9 @@ def describe_outputs(
     """Returns what is known of the outputs of a step, on this rank.
 
     Args:
-        lowered: what was read off its trace.
+        lowered: the op graph of its trace.
         split: the step, cut.
-        receivers: by output, who alone gets a gradient's sum over the replicas, or rows of it; the others go to all.
+        receivers: who alone gets a gradient's sum over the replicas, or rows of it, by output. The others go to all.
         keeps_gradients: whether gradients are kept for each microbatch besides their sum.
 
     Raises:

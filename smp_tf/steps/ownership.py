@@ -1,9 +1,9 @@
 """Gives the variables of models to the stages, and their slots to the replicas, once a plan says where they are.
 
-Every rank decides the same of every variable, also of those of other stages: one `Layout` each. From then on whoever
-wants to know who has a variable, receives its gradient or updates it asks that layout.
+Every rank decides the same for every variable, also for those of other stages: one `Layout` each. From then on, this
+layout says who has the variable, who receives its gradient and who updates it.
 
-A variable that the step does not use is kept by one stage, and no later step has to go by that:
+One stage keeps a variable that the step does not use. Later steps need not follow that:
 
     fit of one head        head_a ─▶ stage 1      head_b is kept there, too
     predict of both        head_b ─▶ stage 0      its value travels once; stage 1 frees it
@@ -39,9 +39,9 @@ class Ownership:
     """Which variables a rank has, and who receives their gradients.
 
     Args:
-        decided: the variables of which it was decided now where they are.
+        decided: the variables whose places were decided now.
         variables: those whose handles this rank may use, by index in the op graph.
-        receivers: by output, who alone gets a gradient's sum over the replicas, or rows of it; the others go to all.
+        receivers: who alone gets a gradient's sum over the replicas, or rows of it, by output. The others go to all.
         applied: which gradients the step gives to an optimizer and to nobody else.
     """
 
@@ -52,12 +52,12 @@ class Ownership:
 
 
 class AgreedReceivers:
-    """Who receives the gradients of a step's outputs, as all replicas have agreed when they came to its form first.
+    """Who receives the gradients of a step's outputs, as all replicas agreed when they first came to the step's form.
 
     Replicas come to each form together, and to programs for other batches one by one.
 
     Args:
-        step: its name, for messages.
+        step: name of the step, for messages.
     """
 
     def __init__(self, step: str) -> None:
@@ -65,7 +65,7 @@ class AgreedReceivers:
         self._by_form: dict[tuple[str, ...], Mapping[int, Receiver]] = {}
 
     def of(self, cut: Split, lowered: Lowered, applied: Sequence[Applied] | None) -> Mapping[int, Receiver]:
-        """Returns, by output, who alone gets a gradient's sum, or rows of it; the others go to all.
+        """Returns who alone gets a gradient's sum, or rows of it, by output. The others go to all.
 
         Args:
             cut: the step, cut.
@@ -91,20 +91,20 @@ def decide_owners(
     seed: int,
     trained: Collection[int],
 ) -> list[Decision]:
-    """Decides where the variables of models are, and which replica updates those that the step has gradients of.
+    """Decides where models' variables are, and which replica updates those that the step has gradients of.
 
-    All ranks decide the same of all variables. Those of this rank get their initial values now.
+    All ranks decide the same for all variables. Those of this rank get their initial values now.
 
     Args:
-        models: those that the step uses.
-        lowered: its graph.
-        owners: chunk of each of the graph's variables; None for what no model has, and for what no op uses.
+        models: the models that the step uses.
+        lowered: the step's graph.
+        owners: chunk of each of the graph's variables; None for variables of no model, and for unused ones.
         chunks: the stage of every chunk.
-        seed: for random initial values where TensorFlow has no global seed.
+        seed: the seed for random initial values where TensorFlow has no global seed.
         trained: the graph's variables that have a gradient.
 
     Returns:
-        What was decided now.
+        The decisions that were made now.
 
     Raises:
         StepError: an optimizer's slots cannot follow a variable to another rank.
@@ -123,7 +123,7 @@ def decide_owners(
     new: dict[int, Decision] = {}
     of_store: list[list[int]] = []
     for store, owned in to_place:
-        # Two models may share a variable; the first one decides.
+        # Two models may share a variable. The first one decides.
         found = {id(d.variable.handle): d for d in store.decisions(owned, chunks) if id(d.variable.handle) not in new}
         new.update(found)
         of_store.append(list(found))
@@ -140,7 +140,7 @@ def decide_owners(
 
 
 def _earlier(stores: Iterable[VariableStore]) -> list[tuple[Any, Stored]]:
-    """Returns the variables of which earlier steps have decided where they are, with what is known of each."""
+    """Returns the variables whose places earlier steps have decided, with what is known of each."""
     states = [(v, state) for store in stores for v in store if (state := store.state(v)) is not None]
     return [(v, state.storage) for v, state in states if state.is_decided]
 
@@ -148,12 +148,12 @@ def _earlier(stores: Iterable[VariableStore]) -> list[tuple[Any, Stored]]:
 def _with_slots(
     earlier: Sequence[tuple[Any, Stored]], new: Mapping[int, Decision], trains: Collection[int]
 ) -> dict[int, Decision]:
-    """Decides which replicas keep the slots of trained variables, and returns the decisions with that in them.
+    """Decides which replicas keep the slots of trained variables, and adds that to the decisions.
 
     Args:
-        earlier: variables of which it is decided where they are. What is decided of their slots is noted.
+        earlier: variables whose places are decided. What is decided about their slots is noted.
         new: the decisions of this step, by `id` of the variable's handle.
-        trains: those of which the step has a gradient, by `id` of their handles.
+        trains: variables of which the step has a gradient, by `id` of their handles.
     """
     wanted = [(v, stored.layout) for v, stored in earlier] + [(d.variable, d.layout) for d in new.values()]
     layouts = shares.share((v, layout) for v, layout in wanted if id(v.handle) in trains)
@@ -178,7 +178,7 @@ def _moved(decision: Decision) -> tf.Tensor | None:
 
 
 def _move_slots(moved: Iterable[Decision]) -> None:
-    """Lets optimizers' slots follow variables that were moved."""
+    """Moves optimizers' slots with the variables that were moved."""
     place = runtime.current().topology.place
     with tf.init_scope():
         for decision in moved:
@@ -190,7 +190,7 @@ def _move_slots(moved: Iterable[Decision]) -> None:
 
 
 def _movers(decision: Decision) -> tuple[int, int]:
-    """Returns the ranks of this replica between which a variable moves: from the first to the second."""
+    """Returns the ranks of this replica that a variable moves between, from the first to the second."""
     ranks = runtime.current().topology.members(CommGroup.PP_GROUP)
     assert decision.before.stage is not None, "a stage has kept it"
     assert decision.layout.stage is not None, "a stage stores it"

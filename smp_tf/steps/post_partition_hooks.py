@@ -1,4 +1,4 @@
-"""Functions that a script has run once its model is partitioned, before the first forward pass."""
+"""Runs a script's functions once its model is partitioned, before the first forward pass."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
     """Runs a function after the model is partitioned and before its first forward pass.
 
     Args:
-        hook: takes no argument; it runs eagerly, once, on every rank.
+        hook: a function without arguments. It runs eagerly, once, on every rank.
 
     Returns:
         The function itself, so this serves as a decorator.
 
     Raises:
-        TypeError: it cannot be called.
+        TypeError: the hook cannot be called.
 
     Example:
         >>> @smp.register_post_partition_hook

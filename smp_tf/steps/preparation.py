@@ -1,4 +1,4 @@
-"""From a traced step to this rank's program, by way of values that can be looked at.
+"""Leads from a traced step to this rank's program, by values that can be looked at.
 
 batch ──▶ cut batch ──▶ trace ──▶ agreed plan ──▶ ownership ──▶ stage program
 """
@@ -44,14 +44,14 @@ from smp_tf.variables.host_offload import device_of_gradients
 
 @dataclass(frozen=True, eq=False)
 class Unplanned:
-    """A step that was traced, and what its plan has to be like.
+    """A step that was traced, with the request for its plan.
 
     Args:
         name: of the step function.
         known_as: what the step function is known by, on all ranks.
         traced: its trace.
         batch: how its batch is cut.
-        request: what its plan depends on besides the graph.
+        request: what its plan depends on, besides the graph.
         knows_slots: whether the optimizer's slots are known.
         decides: whether the plan decides where variables are.
         is_first: whether the step has no program yet.
@@ -68,7 +68,7 @@ class Unplanned:
 
     @property
     def owners(self) -> Mapping[int, int]:
-        """The chunks of variables whose owner an earlier step decided, by index."""
+        """Returns the chunks of variables whose owner an earlier step decided, by index."""
         used = self.traced.graph.used_variables
         return earlier_steps.chunks_of(self.traced.lowered, used, decided_only=self.request.fixed.given is not None)
 
@@ -77,7 +77,7 @@ class Unplanned:
 
         Args:
             owners: chunks of variables whose owner is decided, by index.
-            like: the plan of another replica, whose chunks and schedule are to be kept.
+            like: the plan of another replica, whose chunks and schedule are kept.
         """
         wanted = self.request if like is None else self.request.like(like)
         return proposal.propose(self.traced.graph, wanted, owners)
@@ -90,8 +90,8 @@ class AgreedPlan:
     Args:
         plan: the plan.
         cut: the step, cut by it.
-        number: of the program, which no rank of this replica has used before.
-        expected: how long a step should take by it, where that is to be told; else None.
+        number: number of the program, which no rank of this replica has used before.
+        expected: how long a step should take by the plan, where this is to be told; else None.
     """
 
     plan: Plan
@@ -103,7 +103,7 @@ class AgreedPlan:
 def unplanned(
     name: str, known_as: str, traced: StepTrace, batch: CutBatch, local: Iterable[str], *, is_first: bool
 ) -> Unplanned:
-    """Returns what a plan of a step has to be like.
+    """Returns a step with the request for its plan.
 
     Args:
         name: of the step function.
@@ -127,7 +127,7 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
         step: the step.
     """
     topology, graph = runtime.current().topology, step.traced.graph
-    # Without gradients nothing passes between replicas: one alone may evaluate.
+    # Without gradients nothing passes between replicas, so one alone may evaluate.
     everywhere = step.decides or (step.is_first and bool(graph.gradients))
     with tf.init_scope():
         plan, number = agree_on_plan(
@@ -140,7 +140,7 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
             known_as=step.known_as,
         )
     cut = cut_by_plan(graph, plan, step.request.outputs.local, step.request.outputs.composites)
-    # A step that takes gradients for itself alone, as for a metric of their norm, averages nothing.
+    # A step that takes gradients only for itself, such as for a metric of their norm, averages nothing.
     if topology.replicas > 1 and any(output.is_gradient for output in cut.outputs):
         know_averaging(number, step.known_as, everywhere=everywhere)
     if step.decides or any(model._smp_store.is_new for model in step.traced.models):
@@ -219,7 +219,7 @@ def stage_program(
         owned: which variables this rank has, and who receives their gradients.
         keeps_gradients: whether gradients are kept for each microbatch besides their sum.
         by_script: whether the script updates weights, after the step.
-        xla: compile the functions with XLA, where XLA can.
+        xla: whether to compile the functions with XLA, where XLA can.
     """
     topology, cut = runtime.current().topology, agreed.cut
     averaging: Averaging | None = None

@@ -1,4 +1,4 @@
-"""A step that is split: called with a batch, it runs this rank's program and gives the step's outputs."""
+"""A step that is split. Called with a batch, it runs this rank's program and returns the step's outputs."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from smp_tf.variables import step_seeds
 class Source:
     """What a program was made from.
 
-    The trace is kept since TensorFlow forgets the functions it holds (loop bodies, fused layers) along with it.
+    The trace is kept because TensorFlow drops its functions (loop bodies, fused layers) together with it.
 
     Args:
         trace: the trace of the step.
-        lowered: what was read off it.
+        lowered: the op graph of the trace.
         is_random: whether its random ops need seeds.
     """
 
@@ -74,7 +74,7 @@ class SplitProgram:
     Args:
         name: name of the step function.
         known_as: what the step function is known by, on all ranks: such as "train/0".
-        source: what it was made from.
+        source: what the program was made from.
         batch: how its batch is cut.
         stage_program: what this rank runs.
         plan: the plan by which the step was cut.
@@ -114,13 +114,13 @@ class SplitProgram:
         return self.batch.microbatches
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
-        """Runs the step: in the graph being traced, or, called eagerly, as a `tf.function` of its own.
+        """Runs the step in the graph that is being traced or, if it is called eagerly, as its own `tf.function`.
 
         Args:
-            tensors: its tensor arguments, of the whole batch, composite ones whole.
+            tensors: tensor arguments of the whole batch. Composite ones are whole.
 
         Returns:
-            The structure the step function returns, with a `StepOutput` in place of every tensor; or what `then`
+            The structure that the step function returns, with a `StepOutput` in place of every tensor; or what `then`
             makes of it.
         """
         if tf.config.functions_run_eagerly():
@@ -179,7 +179,7 @@ class SplitProgram:
         sizes = slicer.sizes
         weights: Sequence[Any] = list(sizes) if program.sums.is_weighted else [1] * len(sizes)
         pending.add_check()
-        # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
+        # Masks depend on the replica, the step and the microbatch, but never on the number of partitions.
         seed = step_seeds.next_seeds(self.known_as, running.topology.replica) if self.source.is_random else _no_seed
         recording.know(self)
         weighs = any(task.kind is WEIGH for task in program.tasks)
@@ -201,7 +201,8 @@ class SplitProgram:
             first_steps.watch(program.number, self.plan, self.expected)
         accumulated, total = results.accumulated, _total(weights)
         if told is not None:
-            # By its share of the weight a replica's sum becomes what the plain mean over the replicas is to be made of.
+            # A replica's sum is multiplied by its share of the weight, so that the plain mean over the replicas is
+            # right.
             total = told.total / replicas if program.reduction is None else told.total
             self._add_sparse(accumulated, results, weights, sparse)
         computed = {
@@ -231,7 +232,7 @@ class SplitProgram:
     def _add_sparse(
         self, accumulated: list[Any], results: StepResults, weights: Sequence[Any], over_replicas: Mapping[int, Any]
     ) -> None:
-        """Puts the sums of sparse gradients among the others, part by part: over all replicas, or of this one."""
+        """Puts the sums of sparse gradients, over all replicas or of this one, among the others, part by part."""
         program = self.stage_program
         for slot in tf.nest.flatten(self.lowered.results):
             if isinstance(slot, OutputSlot) and isinstance(slot.spec, tf.IndexedSlicesSpec):
@@ -246,12 +247,12 @@ class SplitProgram:
 
 
 class _ToldReplicas:
-    """What the replicas tell each other in a step, besides their gradients: how much these weigh, and hashes.
+    """What the replicas tell each other in a step besides their gradients: the weights of these, and hashes.
 
     Args:
         program: the step.
-        tensors: its arguments.
-        weight: of this replica's gradients.
+        tensors: arguments of the step.
+        weight: weight of this replica's gradients.
     """
 
     def __init__(self, program: SplitProgram, tensors: Sequence[Any], weight: Any) -> None:

@@ -1,4 +1,4 @@
-"""Steps that cannot be run as they are asked for: found in the trace, before anything is planned."""
+"""Refuses steps that cannot be run as asked, by their traces, before anything is planned."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from smp_tf.steps.trace import StepTrace
 
 
 def refuse(step: str, traced: StepTrace, batch: CutBatch, *, of_keras: bool, xla: bool) -> None:
-    """Raises where a step cannot be run as it is asked for, and says what else there is to know of it.
+    """Raises an error where a step cannot be run as asked, and says what else there is to know about it.
 
     Args:
-        step: its name.
-        traced: its trace.
+        step: name of the step.
+        traced: trace of the step.
         batch: how its batch is cut.
         of_keras: whether it is a step of Keras's loops.
-        xla: whether its functions are to be compiled with XLA.
+        xla: whether its functions are compiled with XLA.
 
     Raises:
-        StepError: it cannot.
+        StepError: the step cannot be run as asked.
     """
     running = runtime.current()
     topology, stages = running.topology, running.config.partitions or 1

@@ -1,19 +1,19 @@
-"""Notice when replicas no longer have equal weights, or are given equal batches.
+"""Notices when replicas no longer have equal weights, or are given equal batches.
 
-Every rank of a stage writes what it knows into a vector, which travels with the weight of its gradients, of which the
-sum over the replicas is needed anyhow: no message more, and nothing more to wait for.
+Every rank of a stage writes what it knows into a vector. The vector travels with the weight of its gradients, whose sum
+over the replicas is needed anyhow. So there is no additional message, and nothing more to wait for.
 
     replica 0   h(kernel)   h(bias)  │ h(batch)     0     │ ┐
     replica 1   h(kernel)   h(bias)  │    0      h(batch) │ ┴─▶ sum = 2 h(kernel)   2 h(bias) │ h(batch 0)  h(batch 1)
 
-Where replicas share the optimizer's slots each gets its weights from the others: they are equal after the first step,
-whatever they were before. So weights are compared before it too.
+Where replicas share the optimizer's slots, each gets weights from the others, so weights are equal after the first
+step, whatever they were before. So they are compared before it, too.
 
-Weights are the trainable ones of the models, as far as this rank stores them; moving averages differ by what a replica
-has seen, and of a script's own variables nothing is known. Replicas begin with equal values (`equal_start`).
+The weights are the trainable ones of the models that this rank stores. Moving averages differ by what a replica has
+seen, and nothing is known about a script's own variables. Replicas begin with equal values (`equal_start`).
 
-Hashes are whole numbers small enough for sums of them to be exact. Weights are equal where the sum is the own hash as
-often as there are replicas; batches stand side by side. On steps that are not due, zeros travel.
+Hashes are whole numbers, small enough for exact sums. Weights are equal where the sum is the own hash times the number
+of replicas. Hashes of batches are next to each other. On steps that are not due, zeros are sent.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from smp_tf.sharding import layouts
 from smp_tf.tf_internals import cond_independently
 from smp_tf.variables import store
 
-#: The step before which weights that differ are an error. Not the first: a broadcast of what one replica has loaded,
-#: as that of `smp.callbacks`, comes after it.
+#: The step before which different weights are an error. It is not the first, since a broadcast of what one replica has
+#: loaded, such as that of `smp.callbacks`, comes after it.
 _ERROR_STEP = 1
-#: From then on they are compared every so many steps.
+#: From then on they are compared after every so many steps.
 _EVERY = 100
-#: The steps on which batches are compared. Not the first: data that happens to begin alike is no mistake. Several, for
-#: data that begins unlike and goes on alike.
+#: The steps on which batches are compared. The first is not among them, since data that happens to begin alike is no
+#: mistake. There are several, for data that begins differently and goes on alike.
 _FIRST_BATCH, _LAST_BATCH = 1, 9
 #: Bits of a whole number that float64 holds.
 _BITS = 53
 
 
 class _Steps:
-    """What is counted of steps, in variables."""
+    """Counts of steps, in variables."""
 
     def __init__(self) -> None:
-        #: By what a step function is known by: equal on all replicas, whatever programs they run.
+        #: Counts by what a step function is known by. They are equal on all replicas, whatever programs these run.
         self.counters: dict[str, tf.Variable] = {}
-        #: Whether a message has told that weights differ, and one that batches are equal.
+        #: Whether a message has said that weights differ, and whether one has said that batches are equal.
         self.told = _variable(False, "smp_told_of_weights")
         self.told_of_batches = _variable(False, "smp_told_of_batches")
 
@@ -76,8 +76,8 @@ class ReplicaCheck:
         step: name of the step function, for messages.
         known: what the step function is known by, on all ranks.
         after: the op before which no weight may be read.
-        weights: the trainable variables that this rank stores; the same ones on every rank of the group.
-        batch: the tensors that the step was given, where batches are to be compared; they should differ.
+        weights: the trainable variables that this rank stores, the same on every rank of the group.
+        batch: the tensors that the step was given, where batches are compared. They should differ between replicas.
         replica: the replica of this rank.
         ranks: world ranks of the group, one per replica.
     """
@@ -103,14 +103,14 @@ class ReplicaCheck:
         self._own = self._hashes_of_weights()
         self._compares_batches = bool(batch)
         parts = [self._own, self._hash_of_batch(batch)] if batch else [self._own]
-        #: What is to be summed over the replicas, float64[n].
+        #: The vector to be summed over the replicas, float64[n].
         self.sent: tf.Tensor = tf.concat(parts, axis=0)
 
     def compare(self, summed: tf.Tensor) -> None:
-        """Writes the comparison into the current graph.
+        """Adds the comparison to the current graph.
 
-        Weights that differ before the second step are an error: replicas began with other ones, or were given other
-        gradients. Later they may differ in the last bit, of which a message tells once.
+        Weights that differ before the second step are an error, since replicas began with different ones or were given
+        different gradients. Later they may differ in the last bit, and a message says so once.
 
         Args:
             summed: the sum of `sent` over the replicas.
@@ -163,7 +163,7 @@ class ReplicaCheck:
         def hashes() -> tf.Tensor:
             found: list[tf.Tensor] = []
             for variable in self._weights:
-                # One after the other: from a GPU all of them would lie in the host's memory at once.
+                # One after the other, since from a GPU all of them would be in the host's memory at once.
                 with tf.control_dependencies(found[-1:]):
                     found.append(content_hash(variable.read_value()))
             return self._as_float(tf.concat(found, axis=0))
@@ -171,7 +171,7 @@ class ReplicaCheck:
         return cond_independently(due, hashes, lambda: tf.zeros([count], tf.float64))
 
     def _hash_of_batch(self, batch: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the hash at this replica's place, zeros elsewhere."""
+        """Returns a vector with the hash at this replica's place and zeros elsewhere."""
         replicas = len(self._ranks)
         own = cond_independently(
             tf.logical_and(self._before >= _FIRST_BATCH, self._before <= _LAST_BATCH),
@@ -181,15 +181,15 @@ class ReplicaCheck:
         return own * tf.one_hot(self._replica, replicas, dtype=tf.float64)
 
     def _as_float(self, hashes: tf.Tensor) -> tf.Tensor:
-        """Returns so many of their bits that a sum over the replicas is exact."""
+        """Returns as many bits of the hashes as keep a sum over the replicas exact."""
         dropped = tf.constant(64 - _BITS + len(self._ranks).bit_length(), tf.uint64)
         return tf.cast(tf.bitwise.right_shift(tf.bitcast(hashes, tf.uint64), dropped), tf.float64)
 
     def _name_equal_batches(self, hashes: tf.Tensor) -> None:
-        """Says once which replicas were given the same batch, on the first of them.
+        """Says once, on the first of them, which replicas were given the same batch.
 
         Args:
-            hashes: of the batch of every replica; zeros on steps that are not due.
+            hashes: hash of the batch of every replica; zeros on steps that are not due.
         """
         pairs = tf.logical_and(tf.equal(hashes[:, None], hashes[None, :]), hashes > 0)
         counts = tf.reduce_sum(tf.cast(pairs, tf.int32), axis=1)
@@ -211,7 +211,7 @@ class ReplicaCheck:
 
         def tell() -> tf.Tensor:
             tf.cond(tf.equal(first, self._replica), speak, lambda: tf.constant(True))
-            # All remember it, whoever speaks.
+            # All remember it, whichever prints it.
             return tf.identity(_steps().told_of_batches.assign(True))
 
         tf.cond(tells, tell, lambda: tf.constant(True))

@@ -1,4 +1,4 @@
-"""Decides which calls of a step share a program, by types and batch sizes, and says when there are many.
+"""Decides which calls of a step share a program, by types and batch sizes, and says when there are many programs.
 
 batch of 16 ──▶ a program of its own      The first two batch sizes get programs of their own shapes, which is
 batch of 12 ──▶ a program of its own      the fastest; a third gets one that takes any size, and so does every
@@ -16,23 +16,23 @@ from smp_tf.batch.arguments import Arguments
 from smp_tf.batch.microbatches import SplitArgument, microbatch_spec
 from smp_tf.batch.structure import key_of
 
-#: Batch sizes that get a program of their own shapes, unless the script says otherwise.
+#: How many batch sizes get a program of their own shapes, unless the script says otherwise.
 OWN_SIZES = 2
-#: Programs for one thing at which it is time for advice, as of tf.function.
+#: How many programs for one thing lead to advice, as with tf.function.
 _MANY = 5
 
 
 class NeedsItsSizesError(Exception):
-    """A step was traced with the batch size left open, and another trace shows that it needs the size."""
+    """A step was traced without the batch size, and another trace shows that it needs the size."""
 
 
 class Signatures:
-    """What a step was called with so far.
+    """The signatures that a step was called with so far.
 
     Args:
         step: name of the step function.
-        say: tells the user something, once.
-        own_sizes: batch sizes that get a program of their own shapes.
+        say: tells the user something once.
+        own_sizes: how many batch sizes get a program of their own shapes.
         of_keras: whether it is a step of Keras's loops, which has no options to name.
     """
 
@@ -51,15 +51,15 @@ class Signatures:
     def arguments_for_program(
         self, arguments: Arguments, planned: Sequence[SplitArgument], batch: int | None
     ) -> Arguments:
-        """Returns the arguments that a program is to be made for, when a call comes for which there is none.
+        """Returns the arguments that a new program is made for, when there is none for a call.
 
         Args:
             arguments: those of the call.
             planned: how they are cut.
-            batch: samples in the batch, where its shape says so and it is at least the number of microbatches.
+            batch: samples in the batch, where its shape says so and they are at least as many as microbatches.
 
         Returns:
-            The same, or with the batch size left open in their types.
+            The same arguments, perhaps without the batch size in their types.
         """
         any_size = tuple(microbatch_spec(argument, None) for argument in planned)
         self._advise(arguments, any_size)
@@ -82,11 +82,11 @@ class Signatures:
         return dataclasses.replace(arguments, specs=any_size)
 
     def needs_its_sizes(self, arguments: Arguments, error: Exception) -> None:
-        """Notes that a step cannot be traced with the batch size left open: every size gets its own program.
+        """Notes that a step cannot be traced without the batch size, so that every size gets its own program.
 
         Args:
-            arguments: what it could not be traced for, as `arguments_for_program` gave them.
-            error: why.
+            arguments: the arguments of `arguments_for_program` that it could not be traced for.
+            error: why it could not.
         """
         self._closed.add(arguments.specs)
         words = " ".join(str(error).split())[:300]
@@ -97,7 +97,7 @@ class Signatures:
         )
 
     def _advise(self, arguments: Arguments, any_size: tuple[Any, ...]) -> None:
-        """Says which values of Python, or which shapes, make program after program."""
+        """Says which Python values, or which shapes, make program after program."""
         alike = self._structures.setdefault(any_size, [])
         if all(key_of(other) != key_of(arguments.structure) for other in alike):
             alike.append(arguments.structure)

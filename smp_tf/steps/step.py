@@ -1,8 +1,8 @@
 """`@smp.step`: trace one microbatch, plan, cut, and run the pipeline in the caller's graph.
 
-Read from top to bottom: `Step.__call__` sorts the arguments, `_prepare` goes the whole way from the function to this
-rank's program (cut batch, trace, agreed plan, ownership, stage program, outputs), and `SplitProgram` writes the program
-into the graph.
+The file reads from top to bottom. `Step.__call__` sorts the arguments. `_prepare` goes the whole way from the function
+to this rank's program (cut batch, trace, agreed plan, ownership, stage program, outputs). `SplitProgram` writes the
+program into the graph.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from smp_tf.steps.xla_report import report_uncompiled
 from smp_tf.tf_internals import no_tape_is_recording
 from smp_tf.variables import step_seeds
 
-# A user's tf.function calls a step and its outputs; AutoGraph has nothing to convert in them.
+# A user's tf.function calls a step and its outputs. AutoGraph has nothing to convert in them.
 leave_unconverted("smp_tf")
 
 
@@ -58,7 +58,7 @@ class Step:
 
     Args:
         function: one forward and backward (or one forward) of one microbatch.
-        options: what the decorator was given.
+        options: options of the decorator.
         then: what comes after the step in its graph; the step gives what it returns. By default it gives its results.
         applied: which gradients among the results `then` gives to an optimizer and to nobody else, given their
             structure with an `OutputSlot` in place of every tensor.
@@ -90,7 +90,7 @@ class Step:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        # Kept in the instance, past any __setattr__ of its own, so that both live equally long.
+        # It is kept in the instance, past any __setattr__ of its own, so that both live equally long.
         kept = f"_smp_step_{self.name}"
         if kept not in instance.__dict__:
             function = functools.partial(self._function, instance)
@@ -111,14 +111,14 @@ class Step:
         return program(tensors)
 
     def find(self, *args: Any, **kwargs: Any) -> tuple[SplitProgram | UnsplitProgram, Sequence[Any]]:
-        """Returns the program for a call, traced, planned and built where there is none yet, and what to call it with.
+        """Returns the program for a call, and its arguments. A new program is traced, planned and built.
 
         Args:
             *args: the positional arguments of the call.
             **kwargs: its keyword arguments.
         """
         if not self._programs:
-            # It raises where no job runs; at the end of a job all programs go.
+            # It raises an error where no job runs. At the end of a job all programs are dropped.
             runtime.current()
         if tf.distribute.has_strategy():
             refuse_strategy(f"Step {self.name!r} was called")
@@ -137,7 +137,7 @@ class Step:
         return program, arguments.tensors
 
     def _begin_job(self) -> None:
-        """Prepares what the step keeps in this job, unless it has been called in it."""
+        """Prepares what the step keeps in this job, unless the step has been called in it."""
         if self._known_as:
             return
         on_shutdown(self._forget)
@@ -163,7 +163,7 @@ class Step:
         arguments = sort_arguments(bound, self._options.input_signature)
         if self._options.input_signature is None:
             return arguments
-        # What the signature leaves open is known here, and a smaller batch than that takes another program.
+        # What the signature leaves open is known here. A smaller batch takes another program.
         own = arguments.with_own_types()
         batch = static_batch_size(cut_arguments(own, self._options), of_keras=self._options.of_keras)
         wanted = runtime.current().config.microbatches
@@ -185,7 +185,7 @@ class Step:
                     settled, [microbatch_spec(argument, None) for argument in with_pieces(planned, wanted)]
                 )
             except Exception as error:
-                # It comes of the open size, or it comes again with the size of this batch.
+                # Either the open size causes the error, or it comes again with the size of this batch.
                 self._signatures.needs_its_sizes(settled, error)
                 return self._prepare(arguments)
             try:
@@ -220,7 +220,7 @@ class Step:
         outputs = describe_outputs(traced.lowered, agreed.cut, owned.receivers, keeps_gradients=keeps)
         if xla:
             report_uncompiled(self.name, program)
-        # Where nothing is trained replicas may well have weights of their own.
+        # Where nothing is trained, replicas may have different weights.
         begins_training = step.decides and bool(traced.graph.gradients)
         if begins_training:
             equal_start.take_those_of_one(owned.decided)
@@ -238,7 +238,7 @@ class Step:
         )
 
     def _is_whole(self, step: preparation.Unplanned, *, xla: bool) -> bool:
-        """Returns whether the step runs as it is: by one process, in one piece."""
+        """Returns whether the step runs as it is, by one process and in one piece."""
         running, traced = runtime.current(), step.traced
         recompute = running.config.recompute and bool(traced.graph.gradients)
         is_one = (running.config.partitions or 1) == step.batch.microbatches == running.topology.size == 1
@@ -319,32 +319,32 @@ def step(
     experimental_relax_shapes: bool | None = None,
     experimental_compile: bool | None = None,
 ) -> Any:
-    """Decorates one forward-backward function so that it is split over the partitions and pipelined.
+    """Decorates a forward-backward function so that it is split over the partitions and pipelined.
 
-    The body is traced for one microbatch. Its tensor arguments, also those in lists, tuples, dictionaries, dataclasses
-    and composite tensors, are cut along axis 0. In a set they are `tensor.ref()`, each of a type of its own: the set
-    is gone through in the order of these types, which all ranks have. An object with a method
-    `smp_slice(num_mb, mb, axis)` is cut by that method, which returns microbatch `mb` of `num_mb` with the same
-    structure every time. The body runs for every microbatch, and each tensor it returns comes back as a
-    `smp.StepOutput`.
+    The body is traced for one microbatch. Its tensor arguments are cut along axis 0, also those in lists, tuples,
+    dictionaries, dataclasses and composite tensors. In a set they are `tensor.ref()`, each of a different type. The set
+    is iterated in the order of these types, which is the same on all ranks. An object with a method `smp_slice(num_mb,
+    mb, axis)` is cut by that method. It must return microbatch `mb` of `num_mb`, always with the same structure. The
+    body runs for every microbatch, and each tensor that it returns comes back as a `smp.StepOutput`.
 
-    The sizes of microbatches differ by at most one. Averages weigh each by its number of samples; where only objects
+    The sizes of microbatches differ by at most one. Averages weigh each by its number of samples. Where only objects
     with `smp_slice` are cut, all weigh alike. A batch of fewer samples than microbatches runs one microbatch per
-    sample, unless it is the first; within a `tf.function` that leaves the batch size open it is an error when it comes.
+    sample, unless it is the first batch. Within a `tf.function` that leaves the batch size open, such a batch is an
+    error when it comes.
 
     Args:
-        function: the function; left out when the decorator is given options.
+        function: the function. It is left out when the decorator is given options.
         non_split_inputs: names of parameters that are passed whole to every microbatch.
         input_split_axes: the axis along which a parameter is cut, where it is not axis 0.
-        local_outputs: keys, fields or positions in what the function returns that stay on the rank that makes them.
-        keep_microbatch_gradients: keep gradients per microbatch besides their sum.
-        input_signature: a list of `tf.TensorSpec` of the whole batch, as for `tf.function`; arguments are cast to it.
-        autograph: convert Python control flow over tensors.
-        reduce_retracing: leave the batch size open from the first batch on, so that one program takes all sizes. By
-            default that begins with the third size.
+        local_outputs: keys, fields or positions in the function's result that stay on the rank that makes them.
+        keep_microbatch_gradients: whether to keep gradients per microbatch besides their sum.
+        input_signature: a list of `tf.TensorSpec` of the whole batch, as for `tf.function`. Arguments are cast to it.
+        autograph: whether to convert Python control flow over tensors.
+        reduce_retracing: whether to leave the batch size open from the first batch on, so that one program takes all
+            sizes. By default this begins with the third size.
         jit_compile: whether to compile the step's functions with XLA; by default what the configuration's `xla` says.
-        experimental_relax_shapes: what `reduce_retracing` was once called.
-        experimental_compile: what `jit_compile` was once called.
+        experimental_relax_shapes: the old name of `reduce_retracing`.
+        experimental_compile: the old name of `jit_compile`.
 
     Returns:
         A `Step`, callable eagerly or inside a `tf.function`.

@@ -27,7 +27,7 @@ from smp_tf.variables.store import make_script_variable, store_of
 
 
 class _OpenTrace:
-    """A trace under way: which models are being called, and where new variables go."""
+    """A trace that is under way: which models are being called, and where new variables go."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -53,9 +53,9 @@ class _OpenTrace:
 
     @contextlib.contextmanager
     def layer_call(self, layer: Any) -> Iterator[None]:
-        """Notes that a layer is called by no other: one of a distributed model's own is a call of that model.
+        """Notes that a layer is called by no other layer. If it is part of a distributed model, that model is called.
 
-        So it is where the step calls a method of the model, such as `model.encode(x)`, or `model.encoder(x)`.
+        This happens where the step calls a method of the model, such as `model.encode(x)`, or `model.encoder(x)`.
         """
         model = model_with(layer)
         if model is None:
@@ -78,7 +78,7 @@ class StepTrace:
     Args:
         trace: the trace itself.
         lowered: the op graph read off it, as traced, with what it captures and returns.
-        models: the distributed models it calls.
+        models: the distributed models that it calls.
     """
 
     trace: Trace
@@ -96,7 +96,7 @@ class StepTrace:
 
     @property
     def is_random(self) -> bool:
-        """Whether random ops were made stateless."""
+        """Returns whether random ops were made stateless."""
         return RANDOM in self._rewritten.changed_by
 
 
@@ -105,9 +105,9 @@ class Retrace:
     """A way to trace a step once more.
 
     Args:
-        trace: given another function with its parameters, and how many samples to trace it for (None leaves that
-            open), returns the trace.
-        microbatches: into how many microbatches a batch is cut.
+        trace: takes another function with its parameters, and the number of samples to trace it for (None leaves it
+            open), and returns the trace.
+        microbatches: number of microbatches that a batch is cut into.
         has_any_size: whether the program that is being made takes batches of any size.
     """
 
@@ -122,7 +122,7 @@ class Examined:
 
     Args:
         traced: its trace, perhaps changed.
-        local: under which names it returns what stays on the rank that makes it.
+        local: the names of the results that stay on the rank that makes them.
     """
 
     traced: StepTrace
@@ -181,7 +181,7 @@ def trace_step(
         The trace.
 
     Raises:
-        StepError: it calls no distributed model.
+        StepError: the function calls no distributed model.
     """
     # Its models may have been made before smp.shutdown.
     patch_keras()
