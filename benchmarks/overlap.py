@@ -52,9 +52,9 @@ SEED = 1
 @contextlib.contextmanager
 def patched(way: str) -> Iterator[None]:
     """Makes a step, within its context, be traced to average its gradients in that way."""
-    preparation, program, tasks = (
+    sums, program, tasks = (
         importlib.import_module(f"smp_tf.{name}")
-        for name in ("steps.preparation", "pipeline.run.stage_program", "pipeline.run.step_tasks")
+        for name in ("replicas.sums", "pipeline.run.stage_program", "pipeline.run.step_tasks")
     )
     add = tasks.add_reductions
 
@@ -68,7 +68,7 @@ def patched(way: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(tasks, "add_reductions", last))
             stack.enter_context(mock.patch.object(program, "plan_early_sums", return_value=None))
         if way == "without":
-            stack.enter_context(mock.patch.object(preparation, "sum_gradients_at", lambda sums, *_: (list(sums), [])))
+            stack.enter_context(mock.patch.object(sums, "sum_gradients_at", lambda given, *_: (list(given), [])))
             own = importlib.import_module("smp_tf.replicas.sparse_sums").own_weighted_sum
             split = importlib.import_module("smp_tf.steps.program")
             stack.enter_context(mock.patch.object(split, "weighted_sum", lambda parts, weights, _: own(parts, weights)))

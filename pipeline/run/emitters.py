@@ -12,7 +12,7 @@ import tensorflow as tf
 from smp_tf.ops import send_recv
 from smp_tf.pipeline.programs.kinds import APPLY, CHECK, REDUCE, SUM, TELL, WEIGH
 from smp_tf.pipeline.run.emission import Emission
-from smp_tf.pipeline.run.marks import begin_task, end_task
+from smp_tf.pipeline.run.marks import begin_reduce, begin_task, end_reduce, end_task
 from smp_tf.pipeline.task import Kind, Task
 
 Emitter = Callable[[Emission, Task], None]
@@ -129,7 +129,7 @@ def emit_weigh(emission: Emission, task: Task) -> None:
 
 
 def emit_reduce(emission: Emission, task: Task) -> None:
-    """Begins a bucket whose gradients are all complete now."""
+    """Averages a bucket whose gradients are all complete now. It waits for nothing else."""
     program = emission.program
     assert program.reduction is not None
     assert task.bucket is not None
@@ -142,9 +142,12 @@ def emit_reduce(emission: Emission, task: Task) -> None:
             emission.callers.sum_sparse(bucket, parts, emission.step)
         return
     sums = [emission.own_total(program.split.outputs[position]) for position in bucket.positions]
+    where = emission.step, program.number, program.stage
     with tf.name_scope(str(task)):
-        reduced, there = program.reduction.reduced(sums, bucket, emission.step)
-    emission.reduced.update(zip(program.reduction.positions_here(bucket), reduced, strict=True))
+        begun = begin_reduce(*where, sums, bucket.number)
+        found = program.reduction.reduce(sums, bucket)
+        there = end_reduce(begun, *where, [*found.tensors, *found.there], bucket.number)
+    emission.reduced.update(zip(program.reduction.positions_here(bucket), found.tensors, strict=True))
     emission.averages.append(there)
 
 

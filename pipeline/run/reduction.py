@@ -27,7 +27,6 @@ import tensorflow as tf
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.split.split import Split, Transfer, Visit
 from smp_tf.partition.split.step_outputs import StepOutputPlan
-from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.task import BucketMakers, Task
 
 #: The bytes with which a bucket is full. The source measured them as best.
@@ -238,35 +237,13 @@ class Reduction:
 
     Args:
         reduce: sums tensors over the replicas.
-        program: number of the program.
-        stage: of this rank.
         gradients: what is known of the gradients.
         buckets: the buckets, by the numbers of the REDUCE tasks.
     """
 
     reduce: Reduce
-    program: int
-    stage: int
     gradients: Gradients = Gradients()
     buckets: tuple[Bucket, ...] = ()
-
-    def reduced(
-        self, sums: Sequence[tf.Tensor], bucket: Bucket, step: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Operation]:
-        """Writes the reduction of a bucket into the graph of the step, where it waits only for its gradients.
-
-        Args:
-            sums: sums of the gradients over the microbatches.
-            bucket: which bucket.
-            step: number of the step.
-
-        Returns:
-            The sums over the replicas for `positions_here`, and an op that has run when they are there.
-        """
-        where = step, self.program, self.stage
-        begun = begin_reduce(*where, sums, bucket.number)
-        found = self.reduce(sums, bucket)
-        return found.tensors, end_reduce(begun, *where, [*found.tensors, *found.there], bucket.number)
 
     def positions_here(self, bucket: Bucket) -> list[int]:
         """Returns the gradients of a bucket whose sums this replica gets, in order."""

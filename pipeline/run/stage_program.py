@@ -127,7 +127,7 @@ def build_stage_program(
     reduction: Reduction | None = None
     if averaging is not None:
         assert averaging.reduce is not None
-        reduction = Reduction(averaging.reduce, end.number, end.stage, averaging.gradients, buckets[end.stage])
+        reduction = Reduction(averaging.reduce, averaging.gradients, buckets[end.stage])
     tracing = _Tracing(split, split.segments_of(end.stage), variables, made, xla, samples)
     last: tuple[Task, SegmentFunction] | None = None
     # A function that XLA compiles gives nothing before it ends.

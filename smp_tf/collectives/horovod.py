@@ -117,6 +117,8 @@ def _collective(
     Returns:
         What the function gives.
     """
+    # What the script calls by this name means its replicas (horovod_scope.py). Ours says which group it means.
+    function = getattr(function, "smp_original", function)
     if tf.executing_eagerly():
         with within(name), under_a_name_of_its_own():
             return function(given, name=name, **options)

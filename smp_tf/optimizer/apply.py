@@ -26,18 +26,17 @@ from smp_tf import tf_internals
 from smp_tf.checkpoint import pending
 from smp_tf.errors import StepError
 from smp_tf.gradients import joined_gradients, norms
-from smp_tf.gradients.require_averages import require_averages
+from smp_tf.gradients.applied_gradients import require_applicable
 from smp_tf.job import runtime
 from smp_tf.keras import adapter
 from smp_tf.keras.optimizer_methods import OWN_APPLY, has_own_apply, is_of_keras
 from smp_tf.keras.optimizer_trials import is_on_trial
 from smp_tf.optimizer import recorded_apply
 from smp_tf.optimizer.agreement import require_equal_optimizers
-from smp_tf.optimizer.few_updates import few_at_once
-from smp_tf.optimizer.marks import applying, is_split
+from smp_tf.optimizer.updates import applying, few_at_once, is_split
 from smp_tf.partition.spread import EVERYWHERE, is_first_at
+from smp_tf.replicas import unaveraged
 from smp_tf.replicas.gradient_marks import computed
-from smp_tf.replicas.unaveraged import require_fit
 from smp_tf.sharding import gather, layouts, moved_slots, row_blocks, shares
 from smp_tf.variables import assigned_values, store
 from smp_tf.variables.host_offload import are_updates_offloaded, uncompiled, update_on_host
@@ -117,6 +116,8 @@ def _whole_apply(optimizer: Any, kept: Sequence[tuple[Any, Any]], stored: Sequen
             yield
     finally:
         in_force.is_inside, in_force.graph = False, None
+    if not layouts.are_shared():
+        return
     with assigned_values.unnoted():
         gather.gather(optimizer, (variable for _, variable in stored))
     if not tf.executing_eagerly():
@@ -226,7 +227,9 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         stands_in = any(_is_stand_in(variable) for _, variable in pairs)
         stored = [(g, variable) for g, variable in pairs if stored_here(variable) and not stands_in]
         shares.require_rows_as_before(optimizer, [variable for _, variable in stored])
-        kept = row_blocks.pairs_in_place(optimizer, [pair for pair in stored if updated_here(pair[1], optimizer)])
+        kept = [pair for pair in stored if updated_here(pair[1], optimizer)]
+        if layouts.are_shared():
+            kept = row_blocks.pairs_in_place(optimizer, kept)
         _require_sound(optimizer, pairs, stored)
         one = Apply(
             optimizer,
@@ -257,8 +260,8 @@ def _require_sound(optimizer: Any, pairs: Sequence[tuple[Any, Any]], stored: Seq
         moved_slots.note_use(optimizer)
     if in_force.is_inside:
         return
-    require_fit(optimizer, stored, _averages_itself(optimizer))
-    require_averages(stored)
+    if unaveraged.are_left() or layouts.are_shared():
+        require_applicable(optimizer, stored, averages=_averages_itself(optimizer))
     if is_models:
         require_equal_optimizers(optimizer)
 

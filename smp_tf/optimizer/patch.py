@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -46,15 +46,16 @@ class OptimizerPatch(Patch):
     """
 
     def _replace(self) -> None:
-        for name, wrapper in _WRAPPERS.items():
+        wrappers = {**_WRAPPERS, **_ON_HOST} if are_updates_offloaded() else _WRAPPERS
+        for name, wrapper in wrappers.items():
             for optimizer in adapter.optimizers().classes_defining(name):
                 if adapter.optimizers().is_own_module(optimizer.__module__):
                     self._wrap(optimizer, name, wrapper)
                     note(optimizer.__dict__[name], self._originals[-1][2])
         for optimizer in adapter.optimizers().classes_defining("__getattribute__"):
-            self._wrap(optimizer, "__getattribute__", _meeting)
+            self._wrap(optimizer, "__getattribute__", _meeting(wrappers))
         # The legacy optimizers define it themselves.
-        self._add(adapter.optimizers().base(), "__getattribute__", _meeting(object.__getattribute__))
+        self._add(adapter.optimizers().base(), "__getattribute__", _meeting(wrappers)(object.__getattribute__))
         self._wrap(*adapter.optimizers().finiteness_check(), _all_finite_over_stages)
 
 
@@ -62,15 +63,20 @@ class OptimizerPatch(Patch):
 optimizer_patch = OptimizerPatch()
 
 
-def _meeting(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    def __getattribute__(optimizer: Any, name: str) -> Any:  # noqa: N807
-        found = original(optimizer, name)
-        if name not in _WRAPPERS:
-            return found
-        averages_first = name == "apply_gradients" and OWN_APPLY in vars(optimizer)
-        return met(optimizer, name, found, recorded if averages_first else _WRAPPERS[name])
+def _meeting(wrappers: Mapping[str, Wrapper]) -> Wrapper:
+    """Returns what makes a lookup on an optimizer that finds ours in place of the script's methods, by their names."""
 
-    return __getattribute__
+    def of_lookup(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def __getattribute__(optimizer: Any, name: str) -> Any:  # noqa: N807
+            found = original(optimizer, name)
+            if name not in wrappers:
+                return found
+            averages_first = name == "apply_gradients" and OWN_APPLY in vars(optimizer)
+            return met(optimizer, name, found, recorded if averages_first else wrappers[name])
+
+        return __getattribute__
+
+    return of_lookup
 
 
 def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,7 +228,9 @@ _WRAPPERS: dict[str, Wrapper] = {
     "aggregate_gradients": unjoined,
     "_aggregate_gradients": unjoined,
     "finalize_variable_values": _filtered_finalize,
-    # It is called where Keras has placed new variables next to the weight.
+}
+#: With optimizer_offload these, too. They are called where Keras has placed new variables next to the weight.
+_ON_HOST: dict[str, Wrapper] = {
     "_update_step": _updated_on_host,
     "add_variable_from_reference": _made_on_host,
 }

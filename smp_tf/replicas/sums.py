@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from smp_tf.collectives.interface import collectives
 from smp_tf.config.keys import ONE_BIT
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.host import HOST
+from smp_tf.pipeline.run.reduction import Bucket, Sums
 from smp_tf.replicas.equal_parts import Exchange, sums_in_parts
 from smp_tf.replicas.reduce_scatter import Receiver, Route, sums_at_receivers
 from smp_tf.replicas.two_byte_floats import COMPRESSED
@@ -117,6 +118,30 @@ def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[
     config = runtime.current().config
     kind = None if config.gradient_compression == ONE_BIT else config.gradient_compression
     return sum_over_replicas(tensors, name, compression=kind, offload=config.gradient_offload, handles=handles)
+
+
+@dataclass(frozen=True, eq=False)
+class BucketSums:
+    """Sums the buckets of a step's gradients over the replicas.
+
+    Args:
+        known_as: what the step function is known by, on all ranks.
+        receivers: by output, the replica that alone gets a gradient's sum, or the rows that each gets. Other gradients
+            go to all replicas.
+    """
+
+    known_as: str
+    receivers: Mapping[int, Receiver]
+
+    def __call__(self, sums: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
+        """Returns the sums of a bucket over the replicas.
+
+        Args:
+            sums: the gradients' sums over the microbatches.
+            bucket: which bucket.
+        """
+        to = [self.receivers.get(position) for position in bucket.positions]
+        return Sums(*sum_gradients_at(sums, to, f"{reduction_name(self.known_as)}_{bucket.number}"))
 
 
 def sum_gradients_at(

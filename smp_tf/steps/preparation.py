@@ -22,7 +22,7 @@ from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.run.microbatch_sums import WantedSums
-from smp_tf.pipeline.run.reduction import Averaging, Bucket, Reduce, Sums
+from smp_tf.pipeline.run.reduction import Averaging
 from smp_tf.pipeline.run.stage_program import Endpoint, StageProgram, build_stage_program
 from smp_tf.pipeline.run.step_tasks import StageTasks, Updates, check_other_replicas, plan_program
 from smp_tf.pipeline.schedules.schedule import is_named
@@ -32,8 +32,7 @@ from smp_tf.planning.first_steps import Expected
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
 from smp_tf.planning.request import expected_of, known_slots, request_for
 from smp_tf.replicas import unaveraged
-from smp_tf.replicas.reduce_scatter import Receiver
-from smp_tf.replicas.sums import reduction_name, sum_gradients_at
+from smp_tf.replicas.sums import BucketSums
 from smp_tf.sharding import layouts
 from smp_tf.sharding.receivers import Applied, known_gradients
 from smp_tf.steps.ownership import AgreedReceivers, Ownership, decide_owners
@@ -190,22 +189,19 @@ def ownership(
     return Ownership(decided, mine, receivers.of(cut, lowered, applied), applied or ())
 
 
-def sums_over_replicas(step: Unplanned, receivers: Mapping[int, Receiver]) -> Reduce | None:
-    """Returns how the buckets of a step are summed over the replicas; None where nothing is averaged.
+def averaging_of(step: Unplanned, cut: Split, owned: Ownership) -> Averaging | None:
+    """Returns how the gradients of a step are averaged over the replicas; None where they are not.
 
     Args:
         step: the step.
-        receivers: by output, who alone gets its sum, or rows of it.
+        cut: the step, cut.
+        owned: who receives its gradients.
     """
     if runtime.current().topology.replicas == 1 or unaveraged.are_left():
         return None
-    name = reduction_name(step.known_as)
-
-    def reduce(sums: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
-        to = [receivers.get(position) for position in bucket.positions]
-        return Sums(*sum_gradients_at(sums, to, f"{name}_{bucket.number}"))
-
-    return reduce
+    known = known_gradients(owned.receivers, owned.applied)
+    sums = BucketSums(step.known_as, owned.receivers)
+    return Averaging(sums, known, sparse=sparse_gradients(step.traced.lowered, cut))
 
 
 def stage_program(
@@ -222,16 +218,11 @@ def stage_program(
         xla: whether to compile the functions with XLA, where XLA can.
     """
     topology, cut = runtime.current().topology, agreed.cut
-    averaging: Averaging | None = None
-    reduce = sums_over_replicas(step, owned.receivers)
-    if reduce is not None:
-        known = known_gradients(owned.receivers, owned.applied)
-        averaging = Averaging(reduce, known, sparse=sparse_gradients(step.traced.lowered, cut))
     config, schedule = runtime.current().config, agreed.plan.schedule
     weighs = topology.replicas > 1 and any(output.is_gradient for output in cut.outputs)
     is_trained = bool(cut.graph.gradients)
     tasks = StageTasks(
-        averaging,
+        averaging_of(step, cut, owned),
         Updates(step.request.once.stage_sums, by_script) if is_trained else None,
         weighs=weighs,
         checks_inputs=config.check_inputs and bool(step.batch.arguments),

@@ -131,9 +131,10 @@ class _Guarded(_Checked):
     smp_state: VariableState
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
-        fetch = foreign_values.fetch()
-        if fetch is not None and not self.smp_state.has_value and tf.executing_eagerly():
-            return fetch(self)
+        if not self.smp_state.has_value and tf.executing_eagerly():
+            fetch = foreign_values.fetch()
+            if fetch is not None:
+                return fetch(self)
         _check_readable(self, "read")
         return super()._read_variable_op(*args, **kwargs)
 
@@ -188,8 +189,6 @@ def _leaves_out(variable: Any, method: str, given: tuple[Any, ...]) -> bool:
         OwnershipError: nobody stores the variable yet, or another rank does and a graph is being written.
     """
     state: VariableState = variable.smp_state
-    if foreign_values.leaves_out() and state.is_elsewhere and tf.executing_eagerly():
-        return True
     if state.owner is None or not tf.executing_eagerly():
         _check_readable(variable, "assign to")
         return False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
+from tests.docs.pages import page
 
 CASES = "tests.distributed.cases.replicas"
 #: Of weights. Adam divides by gradients that are nearly zero, so those of float32 differ by more than losses.
@@ -93,6 +95,7 @@ ODD_TYPES = [
         (True, {"shard_optimizer_state": True}),
     )
 ]
+WAY = Case("way of a gradient", "way_of_a_gradient", {}, {"partitions": 2, "microbatches": 2})
 SHUFFLED = Case("shuffled shares", "shuffled_shares", {}, {"partitions": 2, "microbatches": 2})
 
 
@@ -110,7 +113,7 @@ class Launches:
             strategy = "PDT" if key == (3, 2) else "cluster"
             more = {
                 (3, 2): place_cases(),
-                (2, 2): [SHUFFLED, BY_STAGE_FIRST, *LOADED, *(compressed(2, True) if self.full else [])],
+                (2, 2): [WAY, SHUFFLED, BY_STAGE_FIRST, *LOADED, *(compressed(2, True) if self.full else [])],
                 (1, 2): [
                     *(OWN_GRADIENTS, TWICE, SLICES, SLICES_ON_HOST),
                     *(*RETRACED, *compressed(1, self.full), *UNEQUAL, *UNLIKE, *ODD_TYPES),
@@ -149,6 +152,13 @@ def test_ranks_that_are_laid_out_by_stage_give_the_weights_of_one_process(launch
     found = launches.of(2, 2)["by stage first"]
     compare(found, wanted, TOLERANCE["mlp"])
     assert [rank["stage"] for rank in found.values()] == [0, 0, 1, 1]
+
+
+def test_a_gradient_goes_the_way_that_is_written(launches: Launches) -> None:
+    *_, way = page("docs/how_it_works.md").split("## Be a gradient\n")[1].split("\n## ")[0].split("<!-- way: ")
+    written = re.findall(r"^\d+\. `([\w/]+\.py)`", way, re.MULTILINE)
+    found = [rank["way"] for rank in launches.of(2, 2)["way of a gradient"].values()]
+    assert found == [written, None, written, None]
 
 
 def compare(found: CaseResult, wanted: dict[str, Any], tolerance: float) -> None:

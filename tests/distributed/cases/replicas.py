@@ -15,6 +15,7 @@ from smp_tf.replicas import sums as data_parallel
 from tests.distributed.cases.equality import make_model, own_variables
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS
+from tests.ways import HandedTensors, followed
 
 #: Samples of every replica in each step, out of the 16 of a batch of the zoo, by the number of replicas. With two
 #: microbatches: sizes that they divide and others, one that only one replica has had before, and a batch of one sample.
@@ -117,6 +118,36 @@ def own_gradients() -> dict[str, Any]:
     optimizer.apply_gradients([(gradient, variable)])
     tf.function(lambda: optimizer.apply_gradients([(gradient, variable)]))()
     return {"variable": variable.numpy()}
+
+
+def way_of_a_gradient() -> dict[str, Any]:
+    """The files that a gradient is given to, from the graph of the step to the weight; None where another rank has it.
+
+    It is followed while a training step is traced.
+    """
+    layers = [tf.keras.layers.Dense(units, use_bias=False, name=name) for name, units in (("first", 3), ("last", 1))]
+    model = smp.DistributedModel(lambda: tf.keras.Sequential(layers))
+    optimizer, handed = tf.keras.optimizers.SGD(0.1), HandedTensors()
+    way: list[list[str] | None] = []
+
+    @smp.step
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def train(x: Any) -> None:
+        def apply() -> Any:
+            averages = [gradient.accumulate() for gradient in step(x)]
+            optimizer.apply_gradients(zip(averages, model.trainable_variables, strict=True))
+            return averages
+
+        first, _ = handed.during(apply)
+        way.append(None if first is None else handed.files_with(followed(first)))
+
+    train(tf.ones([4, 2]))
+    return {"way": way[-1]}
 
 
 def called_twice() -> dict[str, Any]:

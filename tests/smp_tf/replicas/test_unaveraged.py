@@ -7,9 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-import tf_keras
 
-import smp_tf as smp
 from smp_tf import horovod_scope
 from smp_tf.batch.output import StepOutput, WeightedSum
 from smp_tf.batch.output_description import GradientSum, OutputDescription
@@ -80,30 +78,6 @@ def test_so_is_horovods(replicas: None) -> None:
     arguments = {"op": None, "average": None, "prescale_factor": 1.0, "postscale_factor": 1.0}
     with pytest.raises(StepError, match=r"hvd\.allreduce was given such a gradient"):
         horovod_scope._allreduce("allreduce", accumulated(is_averaged=False), arguments, pytest.fail)
-
-
-def test_an_optimizer_that_does_not_average_is_refused(replicas: None) -> None:
-    unaveraged, weight = accumulated(is_averaged=False), tf.Variable([1.0, 1.0], name="w")
-    sgd = tf_keras.optimizers.SGD()
-    with pytest.raises(StepError, match=r"SGD does not, and was given that of 'w:0'\. Use one of these two"):
-        unaveraged_gradients.require_fit(sgd, [(None, weight), (unaveraged, weight)], averages=False)
-    scaled = tf_keras.mixed_precision.LossScaleOptimizer(smp.OneBitAdam())
-    with pytest.raises(StepError, match=r"LossScaleOptimizer\w* would decide on each by these alone"):
-        unaveraged_gradients.require_fit(scaled, [(unaveraged, weight)], averages=False)
-    unaveraged_gradients.require_fit(smp.OneBitAdam(), [(unaveraged, weight)], averages=True)
-    # What no step has made belongs to the script.
-    unaveraged_gradients.require_fit(sgd, [(tf.constant([1.0, 1.0]), weight)], averages=False)
-
-
-def test_a_function_that_xla_compiles_is_refused(replicas: None) -> None:
-    weight = tf.Variable(1.0)
-
-    @tf.function(jit_compile=True)
-    def apply() -> None:
-        unaveraged_gradients.require_fit(smp.OneBitAdam(), [(tf.constant(1.0), weight)], averages=True)
-
-    with pytest.raises(StepError, match=r"jit_compile=True, and the optimizer averages them over the replicas"):
-        apply()
 
 
 def test_without_the_key_nothing_is_kept(init: Callable[..., None]) -> None:

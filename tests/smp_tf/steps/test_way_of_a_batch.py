@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,27 +12,9 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from tests.docs.pages import ROOT, page
+from tests.docs.pages import page
 from tests.house.test_floors import USES, room_in_table
-
-ROOMS = tuple(f"{ROOT}/{name}/" for name in ("ops", "partition", "pipeline", "smp_tf"))
-
-
-def files_of(call: Callable[[], Any]) -> list[str]:
-    """Returns the files of smp_tf's whose functions a call runs, in the order in which it comes to them."""
-    files: dict[str, None] = {}
-
-    def note(frame: Any, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(ROOMS):
-            files[frame.f_code.co_filename.removeprefix(f"{ROOT}/")] = None
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return list(files)
+from tests.ways import files_of
 
 
 def test_the_way_is_as_it_is_written(init: Callable[..., None]) -> None:

@@ -1,4 +1,6 @@
-"""Limits how many large weights an optimizer updates at once, since each update needs temporaries of its size.
+"""How updates of weights run in a graph: bucket by bucket, each marked for timelines, and few large ones at once.
+
+Gradients come in buckets, as they were averaged over the replicas. No bucket's updates wait for another bucket's.
 
 An optimizer of Keras makes tensors as large as a weight while it updates the weight, and does not order the weights.
 TensorFlow runs what is ready: the first op of every weight, then the second op of every weight. So the temporaries of
@@ -10,7 +12,7 @@ all weights exist together, besides all gradients. Therefore the update of a lar
     weight 3                           └─▶ mul ─▶ add ─▶ assign
 
 The order in which ops were made shows where one weight's update ends and the next one's begins. An op waits only for
-earlier ones. Where gradients come in buckets, no bucket's updates wait for another bucket's.
+earlier ones.
 """
 
 from __future__ import annotations
@@ -24,12 +26,49 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.job import runtime
-from smp_tf.optimizer.marks import is_split
 from smp_tf.pipeline.planner.updates_at_once import FEW, LARGE, most_at_once
+from smp_tf.pipeline.run import marks
 from smp_tf.replicas.gradient_marks import computed
 
 #: Ops that take a variable and do not write it.
 _ONLY_READ = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+
+
+def is_split(running: runtime.Runtime) -> bool:
+    """Returns whether steps are cut into stages, microbatches or replicas."""
+    return running.topology.size > 1 or running.config.microbatches > 1
+
+
+def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context that a timeline shows as the apply of this rank.
+
+    Where nothing is split, nothing is marked, so that a graph is op for op what it is without smp_tf. What XLA compiles
+    cannot be marked.
+
+    Args:
+        pairs: gradients, or None, and variables that this rank updates.
+    """
+    running = runtime.current_or_none()
+    if running is None or not is_split(running) or tf_internals.is_compiled_by_xla():
+        return contextlib.nullcontext()
+    return _marked(running.topology.stage, [(g, v) for g, v in pairs if g is not None])
+
+
+@contextlib.contextmanager
+def _marked(chunk: int, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Notes what is done in its context, bucket by bucket."""
+    after: dict[int | None, list[Any]] = {}
+    changed: dict[int | None, list[Any]] = {}
+    for gradient, variable in pairs:
+        made = computed(gradient)
+        bucket = made.bucket if made is not None else None
+        waits_for = after.setdefault(bucket, [made.behind] if made is not None else [])
+        waits_for.append(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
+        changed.setdefault(bucket, []).append(variable)
+    with contextlib.ExitStack() as together:
+        for bucket, waits_for in after.items():
+            together.enter_context(marks.applying(chunk, waits_for, changed[bucket], bucket))
+        yield
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ import tensorflow as tf
 import tf_keras
 from tf_keras import optimizers
 
-from smp_tf.optimizer import few_updates
-from smp_tf.optimizer.few_updates import most_at_once
+from smp_tf.optimizer import updates
 from smp_tf.optimizer.patch import OptimizerPatch
+from smp_tf.optimizer.updates import most_at_once
 from smp_tf.replicas.gradient_marks import Computed, mark_computed
 
 COUNT = 6
@@ -223,13 +223,13 @@ def test_what_is_made_of_averages_may_come_one_by_one() -> None:
         changed = [(tf.zeros([1]) * 2.0, name) for name in "ab"]
         known = mark_computed(tf.zeros([1]), Computed(tf.no_op(), 3))
         pairs = [*changed, (known, "c")]
-        assert list(few_updates._groups(pairs, graph, replicas=1)) == [["a", "b"], ["c"]]
-        assert list(few_updates._groups(pairs, graph, replicas=2)) == [["c"]]
+        assert list(updates._groups(pairs, graph, replicas=1)) == [["a", "b"], ["c"]]
+        assert list(updates._groups(pairs, graph, replicas=2)) == [["c"]]
         # What is no part of the graph is there.
-        assert list(few_updates._groups([(at_once, "a")], graph, replicas=2)) == [["a"]]
+        assert list(updates._groups([(at_once, "a")], graph, replicas=2)) == [["a"]]
     with tf.Graph().as_default() as branch:
         # So is all that a branch is given when it begins.
-        assert list(few_updates._groups(pairs, branch, replicas=2)) == [["a", "b", "c"]]
+        assert list(updates._groups(pairs, branch, replicas=2)) == [["a", "b", "c"]]
 
 
 def test_where_nothing_is_split_the_graph_is_plain_keras(init: Callable[..., None]) -> None:

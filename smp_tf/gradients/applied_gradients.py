@@ -1,7 +1,9 @@
-"""Requires averages where replicas share slots, since each updates its share by its own gradient for all.
+"""Requires of gradients that are applied what keeps the weights of all replicas equal.
 
-    replica 0   gradient of its own ─▶ kernel ──▶ ┐ weights are equal on all, and those of no average:
-    replica 1   gradient of its own ─▶ bias   ──▶ ┘ comparing weights would not show it
+    gradient_compression "1bit"      each replica has its own: the optimizer averages, or it is an error
+    shard_optimizer_state            averages: each replica updates its share by its own gradient, and all take the
+                                     result. Without averages weights would be wrong, and nobody would see it: they are
+                                     equal on all replicas
 
 A gradient that a step gives to one replica alone is None on the others. So any other value there is not from a step.
 For a gradient that all replicas are given, and that bears no mark, all tell each other a hash.
@@ -15,14 +17,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from smp_tf import tf_internals
 from smp_tf.collectives.interface import order
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.content_hash import content_hash
+from smp_tf.keras import adapter
 from smp_tf.partition.spread import EVERYWHERE
-from smp_tf.replicas import sums
+from smp_tf.replicas import sums, unaveraged
 from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged
 from smp_tf.sharding.layouts import are_shared, here, layout_of
+from smp_tf.variables import store
 
 _ADVICE = (
     "Compute gradients of a model's weights in a step, or average them by smp.average_gradients(gradients) on all "
@@ -30,18 +35,61 @@ _ADVICE = (
 )
 
 
-def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Raises an error where a weight's gradient is applied that is no average. All replicas of a stage call it.
+def require_applicable(optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, averages: bool) -> None:
+    """Raises an error where the gradients that replicas apply are neither averages nor averaged by the optimizer.
+
+    All replicas of a stage call it.
 
     Args:
-        pairs: gradients, or None, and variables, as given to an optimizer.
+        optimizer: the optimizer that is about to apply gradients.
+        pairs: gradients, or None, and variables, as given to the optimizer.
+        averages: whether the optimizer itself averages over the replicas.
 
     Raises:
-        StepError: there is such a gradient, or zeros stand for None.
-        tf.errors.OpError: the same, in a function.
+        StepError: there is such a gradient, or the optimizer cannot average where it is called. Zeros stand for None.
+        tf.errors.OpError: there is such a gradient, in a function.
     """
-    if not are_shared():
+    if unaveraged.are_left():
+        _require_fit(optimizer, pairs, averages)
+    if are_shared():
+        _require_averages(pairs)
+
+
+def _require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool) -> None:
+    """Requires an optimizer that averages, where each replica has gradients of its own."""
+    given = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    unequal = [
+        variable for gradient, variable in given if not is_averaged(gradient) and _is_of_a_step(gradient, variable)
+    ]
+    if averages and given and tf_internals.is_compiled_by_xla():
+        raise StepError(
+            "Gradients are applied inside a tf.function with jit_compile=True, and the optimizer averages them over "
+            'the replicas ("gradient_compression": "1bit"): XLA cannot compile what passes between these. Leave '
+            "jit_compile out of the function that applies gradients; xla=True in the configuration compiles the step."
+        )
+    if averages or not unequal:
         return
+    name = type(optimizer).__name__
+    if adapter.optimizers().scales_losses(optimizer):
+        raise StepError(
+            f'With "gradient_compression": "1bit" each replica has gradients of its own, and {name} would decide on '
+            f"each by these alone whether to apply them. Apply them without a loss scale: mixed_bfloat16 needs none. "
+            f"Or leave the key out."
+        )
+    raise StepError(
+        f'With "gradient_compression": "1bit" gradients come out of a step as each replica has computed them, and '
+        f"smp.OneBitAdam or smp.OneBitLAMB averages over the replicas. {name} does not, and was given that of "
+        f'{unequal[0].name!r}. Use one of these two; or leave the key out, or say "bf16" or "fp16".'
+    )
+
+
+def _is_of_a_step(gradient: Any, variable: Any) -> bool:
+    """Returns whether a gradient was made from one that a step has returned. That of a model's weight always was."""
+    return store.store_of(variable) is not None or comes_from_a_step(gradient)
+
+
+def _require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Raises where gradients of a model's weights are no averages; zeros stand for None."""
     unknown = [(g, v) for g, v in pairs if g is not None and not is_averaged(g) and not comes_from_a_step(g)]
     for gradient, variable in unknown:
         if not layout_of(variable).receives_gradient(here()):
