@@ -4,10 +4,9 @@
 
     smp.init({"partitions": 2, "microbatches": 4})
 
-Importing this package imports neither TensorFlow nor Horovod: public names are looked up when they
-are first used. What it does do at once is set two environment variables that TensorFlow and
-Horovod read only while they start, and tell `horovodrun` that this rank has come so far, so
-`import smp_tf` belongs above `import tensorflow`.
+Importing this package imports neither TensorFlow nor Horovod. Public names are looked up when they are first used. But
+the import sets two environment variables, which TensorFlow and Horovod read only while they start, and tells
+`horovodrun` that this rank has come so far. So `import smp_tf` belongs before `import tensorflow`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def _public_names() -> dict[str, str]:
     """Reads where every public name comes from, without importing it.
 
     Returns:
-        For a name its "module:path", such as "smp_tf.partition.mesh:CommGroup.WORLD"; for a module of smp_tf itself
-        "smp_tf:" and its name.
+        For a name its "module:path", such as "smp_tf.partition.mesh:CommGroup.WORLD". For a module of smp_tf itself it
+        is "smp_tf:" and the module's name.
     """
     text = pkgutil.get_data(__name__, "public_names.py")
     assert text is not None
@@ -49,10 +48,10 @@ def _public_names() -> dict[str, str]:
 # Public name -> "module:path" of what it stands for.
 _WHERE = _public_names()
 
-# Not by a statement, which type checkers would have to carry out to know what is public.
+# This is no statement, since type checkers would have to run it to know what is public.
 globals()["__all__"] = sorted(_WHERE)
 
-# Modules that a user can only use where tf.keras is tf_keras.
+# Modules that a user can use only where tf.keras is tf_keras.
 _NEED_TF_KERAS = (
     "smp_tf",
     "smp_tf.checkpoint.manager",
@@ -64,7 +63,7 @@ _NEED_TF_KERAS = (
     "smp_tf.steps.step",
 )
 
-# Public names that a room bears too: `smp.partition` is what a script calls.
+# Public names that a room has, too. `smp.partition` is what a script calls.
 _NAMED_LIKE_ROOMS = ("partition",)
 
 
@@ -73,7 +72,7 @@ class _PublicModule(types.ModuleType):
 
 
 def _public_property(name: str) -> property:
-    # Importing smp_tf.partition makes Python set the attribute `partition` to that package: it is not kept.
+    # Importing smp_tf.partition makes Python set the attribute `partition` to that package. This is not kept.
     return property(lambda module: __getattr__(name), lambda module, submodule: None)
 
 
@@ -85,8 +84,8 @@ sys.modules[__name__].__class__ = _PublicModule
 def _find_rooms_beside_this_folder() -> None:
     """Makes `smp_tf.ops` and its neighbours importable from a checkout.
 
-    The folders ops/, partition/ and pipeline/ are installed as `smp_tf.ops` and so on. In a
-    checkout's root ./smp_tf shadows the installed package, so there its parent is searched too.
+    The folders ops/, partition/ and pipeline/ are installed as `smp_tf.ops` and so on. In a checkout's root, ./smp_tf
+    shadows the installed package. So its parent is searched, too.
     """
     here = os.path.dirname(os.path.abspath(__file__))
     parent = os.path.dirname(here)
@@ -98,7 +97,7 @@ def _find_rooms_beside_this_folder() -> None:
 
 
 def _set_environment() -> None:
-    """Sets what TensorFlow and Horovod read while they start; a value of the user's own stays."""
+    """Sets what TensorFlow and Horovod read while they start. The user's own values stay."""
     from smp_tf.start.environment import prepare
 
     prepare()
@@ -119,7 +118,7 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(module_name)
         for part in path.split("."):
             value = getattr(value, part)
-    # Bypasses __getattr__ next time.
+    # This bypasses __getattr__ next time.
     setattr(sys.modules[__name__], name, value)
     return value
 
@@ -137,7 +136,7 @@ def _watch_horovod() -> None:
 
 def _watch_import() -> None:
     """Lets a rank that its launcher ends before `smp.init` say why."""
-    # What it takes to ask the launcher is imported only where there is one.
+    # The code that asks the launcher is imported only where there is one.
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
         from smp_tf.start import import_watch
 
@@ -145,7 +144,7 @@ def _watch_import() -> None:
 
 
 def _keep_standard_descriptors() -> None:
-    """Opens standard descriptors that are missing, before libraries open files of theirs."""
+    """Opens missing standard descriptors before libraries open their files."""
     from smp_tf.start.standard_descriptors import open_those_missing
 
     open_those_missing()

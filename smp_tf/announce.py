@@ -12,7 +12,7 @@ from typing import TextIO
 from smp_tf.ops.plain_text import plain_text
 
 _said: set[str] = set()
-# The longest that a thread which others rely upon waits for whoever reads standard error.
+# The most seconds that a thread which others rely upon waits for the reader of standard error.
 _PRINTING_TIME = 1.0
 
 
@@ -29,24 +29,25 @@ def announce(text: str, rank: int) -> None:
 
 
 def tell(text: str) -> None:
-    """Writes lines to standard error, in one piece: what another thread writes comes before or after them.
+    """Writes lines to standard error in one piece, so that another thread's lines come before or after them.
 
-    `print` writes the end of the line by itself. Where standard error is closed, or its disk is full, nothing is said.
+    `print` would write the end of the line separately. Where standard error is closed, or its disk is full, nothing is
+    written.
 
     Args:
-        text: Lines, the last one without its end. Control characters in them come out in words.
+        text: Lines, the last one without its end. Control characters in them are written as words.
     """
-    # A script may have closed it, or have none.
+    # A script may have closed it, or may have none.
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(f"{plain_text(text)}\n")
         sys.stderr.flush()
 
 
 def tell_in_time(text: str) -> None:
-    """Tells it in a thread that others rely upon: it goes on after a second, also where nobody reads.
+    """Writes lines in a thread that others rely upon, and goes on after a second even if nobody reads.
 
     Args:
-        text: Lines, as `tell` takes them.
+        text: Lines, as for `tell`.
     """
     words = f"{plain_text(text)}\n"
     thread = threading.Thread(target=_write, args=(words,), name="smp_tf words", daemon=True)
@@ -55,14 +56,14 @@ def tell_in_time(text: str) -> None:
     except RuntimeError:
         # Python has nearly ended, or the user may have no more threads (ulimit -u).
         if has_room(sys.stderr, _PRINTING_TIME):
-            # No more than a pipe that has room takes without a wait.
+            # At most what a pipe with room takes without a wait.
             _write(words.encode(errors="backslashreplace")[: select.PIPE_BUF].decode(errors="ignore"))
         return
     thread.join(_PRINTING_TIME)
 
 
 def has_room(stream: TextIO | None, seconds: float = 0.0) -> bool:
-    """Tells whether a stream takes words; also of one that is closed or has no descriptor, since nobody waits there.
+    """Returns whether a stream takes text. One that is closed or has no descriptor does, since nothing waits there.
 
     Args:
         stream: Standard error or output.
@@ -86,7 +87,7 @@ def _write(text: str) -> None:
             sys.stderr.write(text)
             sys.stderr.flush()
             return
-        # Past Python's stream: Python ends in an error while a thread that is kept waiting has its lock.
+        # This bypasses Python's stream, since Python ends in an error while a waiting thread has its lock.
         descriptor, left = stream.fileno(), text.encode(errors="backslashreplace")
         while left:
             try:

@@ -1,8 +1,8 @@
-"""`smp.callbacks`: what a training over several ranks wants besides Keras's own callbacks.
+"""`smp.callbacks`: callbacks for a training over several ranks, besides Keras's own.
 
     model.fit(x, y, callbacks=[smp.callbacks.Checkpoint("checkpoints"), smp.callbacks.PipelineSummary()])
 
-With replicas, `fit` adds `BroadcastInitialState` and `MetricAverage` by itself, before all others.
+With replicas, `fit` itself adds `BroadcastInitialState` and `MetricAverage`, before all others.
 """
 
 from smp_tf.training.callbacks import BroadcastInitialState, Checkpoint, MetricAverage, PipelineSummary, Timeline

@@ -45,7 +45,7 @@ __all__ = [
 
 
 class EnvironmentSetupError(RuntimeError):
-    """The process is not set up for smp_tf: a variable, a version, an import order."""
+    """The process is not set up for smp_tf: a variable, a version or the order of imports is wrong."""
 
 
 class ConfigError(ValueError):
@@ -89,18 +89,18 @@ class StepError(ValueError):
 
 
 class TimelineError(ValueError):
-    """A timeline cannot be recorded as asked, or a file is none."""
+    """A timeline cannot be recorded as asked, or a file is no timeline."""
 
 
 class OfflinePlanError(ValueError):
-    """What was given to be planned is no model, or cannot be called as it was given."""
+    """The object to be planned is no model, or cannot be called with the given inputs."""
 
 
 def _survive_autograph() -> None:
-    """Lets an error that is raised while TensorFlow traces a function reach the caller as what it is.
+    """Lets an error that is raised while TensorFlow traces a function reach the caller with its own type.
 
     AutoGraph makes such an error anew, with the user's source lines in its message. It does so only for types whose
-    constructor is that of `Exception`; any other becomes its own StagingError, which nobody would catch.
+    constructor is that of `Exception`. Any other error becomes AutoGraph's StagingError, which no script would catch.
     """
     for name in __all__:
         globals()[name].__init__ = Exception.__init__

@@ -7,8 +7,9 @@
     the drop-in alias   this rank's group of       that group; None (the gradient of another rank's weight) stays
                         replicas                   None, and weights of other ranks are left out
 
-The functions of the module `horovod.tensorflow` are replaced by ones that look, at every call, which of the two is in
-force; without `smp.init` they are Horovod's. Whoever names a process set gets that one. smp_tf itself always does.
+The functions of the module `horovod.tensorflow` are replaced by others that look, at every call, which of the two is in
+force. Without `smp.init` they are Horovod's. A call that names a process set uses that one. smp_tf itself always names
+one.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def mean_replicas() -> None:
 
 
 def replace_functions(hvd: ModuleType) -> None:
-    """Replaces the functions of the module `horovod.tensorflow`; doing it twice is doing it once."""
+    """Replaces the functions of the module `horovod.tensorflow`. A second call changes nothing."""
     for name, kind in _KINDS.items():
         original = getattr(hvd, name, None)
         if original is not None and not hasattr(original, "smp_original"):
@@ -87,7 +88,7 @@ def _replacement(name: str, original: Callable[..., Any], scoped: Callable[..., 
 
 
 def _said(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `hvd.rank` and `hvd.size` of smp_tf: numbers."""
+    """Returns smp_tf's `hvd.rank` and `hvd.size`, which are numbers."""
     attribute = {"rank": "replica", "size": "replicas"}[name]
 
     def number(*args: Any, **kwargs: Any) -> Any:
@@ -99,12 +100,12 @@ def _said(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _started(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces `hvd.init` and `hvd.shutdown`: `smp.init` has started Horovod, which other ranks need."""
+    """Replaces `hvd.init` and `hvd.shutdown`, since `smp.init` has started Horovod, and other ranks need it."""
     return lambda *args, **kwargs: None
 
 
 def _collective(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function over a process set; its first parameter is what to reduce, gather or broadcast."""
+    """Returns a function over a process set. Its first parameter is what to reduce, gather or broadcast."""
     signature = inspect.signature(original)
     first = next(iter(signature.parameters))
 
@@ -127,7 +128,7 @@ def _collective(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrapped_tape(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces `hvd.DistributedGradientTape`: within a step by the tape itself, whose gradients smp_tf averages."""
+    """Replaces `hvd.DistributedGradientTape` within a step by the tape itself, whose gradients smp_tf averages."""
 
     def tape(gradtape: Any, *args: Any, **kwargs: Any) -> Any:
         if not _means_replicas() or "process_set" in kwargs:
@@ -165,7 +166,7 @@ def _wrapped_optimizer(name: str, original: Callable[..., Any]) -> Callable[...,
 
 
 def _unsupported(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what Horovod can do over all processes only."""
+    """Returns a function that Horovod has only for all processes."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         if not _means_replicas():
@@ -210,7 +211,7 @@ def _in_a_step() -> bool:
 
 
 def _refuse_in_a_step(name: str) -> None:
-    """Raises where a collective would become an op of one stage, and runs once per microbatch."""
+    """Raises an error where a collective would become an op of one stage and run once per microbatch."""
     if _in_a_step():
         raise StepError(
             f"hvd.{name} was called inside a step, whose ops are spread over the ranks and run once per microbatch. "
@@ -220,7 +221,7 @@ def _refuse_in_a_step(name: str) -> None:
 
 
 def _refuse_what_is_split(name: str, given: Any) -> None:
-    """Raises where a collective over all processes is given what only some of them have."""
+    """Raises an error where a collective over all processes is given what only some of them have."""
     from smp_tf.batch.output import StepOutput
     from smp_tf.replicas import gradient_marks
     from smp_tf.variables import store
@@ -278,7 +279,7 @@ def _over_replicas(name: str, original: Callable[..., Any], bound: inspect.Bound
 
 
 def _skipping(given: Any, call: Callable[[Any], Any]) -> Any:
-    """Calls with what this rank has, None in place of the rest."""
+    """Calls a collective with what this rank has, and returns None in place of the rest."""
     if not isinstance(given, list):
         return None if _is_elsewhere(given) else call(given)
     results: list[Any] = [None] * len(given)
@@ -290,7 +291,7 @@ def _skipping(given: Any, call: Callable[[Any], Any]) -> Any:
 
 
 def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[[Any], Any]) -> Any:
-    """Reduces what is not averaged yet; what is averaged is so on all replicas, and its sum is known."""
+    """Reduces what is not averaged yet. An average is the same on all replicas, so its sum is known."""
     import horovod.tensorflow as hvd
 
     from smp_tf.replicas import gradient_marks, sums, unaveraged
@@ -299,7 +300,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     op = hvd.handle_average_backwards_compatibility(arguments["op"], arguments["average"])
     arguments["op"], arguments["average"] = op, None
     factor = arguments["prescale_factor"] * arguments["postscale_factor"]
-    # By how much the reduction of equal values is larger than each.
+    # The factor by which the reduction of equal values is larger than each.
     known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.replicas}
     values = given if isinstance(given, list) else [given]
     unaveraged.require_averaged(values, f"hvd.{name}")
@@ -320,7 +321,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
 
 
 def _refuse_what_may_be_averaged(name: str, values: Sequence[Any]) -> None:
-    """Raises where a tensor may be a step's average that was changed: then other replicas have None in its place."""
+    """Raises an error where a tensor may be a changed average of a step, for which other replicas have None."""
     import tensorflow as tf
 
     from smp_tf.sharding import receivers
@@ -356,7 +357,7 @@ def _world_rank(name: str, root: int) -> int:
 
 
 def _alone(name: str, values: Any, arguments: dict[str, Any]) -> Any:
-    """Returns what a collective gives in a group of one."""
+    """Returns the result of a collective in a group of one."""
     import tensorflow as tf
 
     from smp_tf.replicas import sums

@@ -1,4 +1,4 @@
-"""Where Keras looks for `OneBitAdam` when it loads a compiled model: files of models name this module."""
+"""The module in which Keras looks for `OneBitAdam` when it loads a compiled model, since files of models name it."""
 
 from smp_tf.optimizer.one_bit_adam import OneBitAdam
 

@@ -1,7 +1,7 @@
-"""The public names of smp_tf, each where it comes from. This is the only place where they stand.
+"""The public names of smp_tf, with where each comes from. They are only listed here.
 
-Type checkers take these statements as they are. `import smp_tf` must load no TensorFlow, so at run time nobody imports
-this file: smp_tf/__init__.py reads its statements, and carries one out when its name is first used.
+Type checkers read these statements. `import smp_tf` must load no TensorFlow, so nothing imports this file at run time.
+smp_tf/__init__.py reads its statements, and runs one when its name is first used.
 """
 
 from __future__ import annotations

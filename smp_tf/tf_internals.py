@@ -1,6 +1,6 @@
-"""The private TensorFlow that the rooms of smp_tf need, each piece in one small function.
+"""The private parts of TensorFlow that the rooms of smp_tf need, each in one small function.
 
-Seen to work on TensorFlow 2.21. Each has a test in tests/smp_tf/test_tf_internals.py that fails when TensorFlow changes
+They work with TensorFlow 2.21. Each has a test in tests/smp_tf/test_tf_internals.py that fails when TensorFlow changes
 it.
 """
 
@@ -26,7 +26,7 @@ from smp_tf.partition import tf_internals as partition_internals
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
 ResourceVariable: type[Any] = resource_variable_ops.ResourceVariable
 
-#: What the profile plugin of TensorBoard reads.
+#: The message that TensorBoard's profile plugin reads.
 XSpace: type[Any] = xplane_pb2.XSpace
 
 
@@ -34,25 +34,25 @@ make_plain_variable = partition_internals.make_plain_variable
 
 
 def scratch_graph(name: str) -> Any:
-    """Returns a graph for ops that are looked at and thrown away."""
+    """Returns a graph for ops that are looked at and dropped."""
     return tf.__internal__.FuncGraph(name)
 
 
 def is_compiled_by_xla() -> bool:
-    """Returns whether the graph being traced is of a function that XLA compiles as a whole."""
+    """Returns whether the graph that is being traced is of a function that XLA compiles as a whole."""
     if tf.executing_eagerly():
         return False
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
-#: What a random op is made with: TensorFlow's global seed and the op's own; both None where there is no global seed.
+#: The seeds that a random op is made with: TensorFlow's global seed and the op's own; both None without a global seed.
 OpSeeds = tuple[int | None, int | None]
 
 _get_seed = random_seed.get_seed
 
 
 def draw_op_seeds(op_seed: int | None) -> OpSeeds:
-    """Returns the seeds that a random op gets which is executed eagerly now, whatever graph is being written."""
+    """Returns the seeds that an eager random op would get now, whatever graph is being written."""
     with tf.init_scope():
         seeds: OpSeeds = _get_seed(op_seed)
     return seeds
@@ -65,16 +65,16 @@ def global_seed() -> int | None:
 
 
 def global_seed_generator() -> Any:
-    """Returns an object that is another one after every `tf.random.set_seed`; None before the first."""
+    """Returns an object that changes with every `tf.random.set_seed`; None before the first."""
     return eager_context.context()._rng
 
 
 def peak_memory() -> int | None:
-    """Returns the bytes that TensorFlow's allocator has given out at most: on the GPU, where there is one.
+    """Returns the most bytes that TensorFlow's allocator has given out, on the GPU where there is one.
 
     Returns:
-        Bytes; None where it has counted none: on a CPU without oneDNN. With oneDNN it counts what has 256 KiB or
-        more.
+        Bytes; None where the allocator counts nothing, as on a CPU without oneDNN. With oneDNN it counts tensors of 256
+        KiB or more.
     """
     gpus = tf.config.list_logical_devices("GPU")
     try:
@@ -88,7 +88,7 @@ def op_seeds_from(source: Callable[[int | None], OpSeeds]) -> Iterator[None]:
     """Makes stateful random ops, within its context, with the seeds that a function gives them.
 
     Args:
-        source: given the seed that the op was asked to have, or None, returns its seeds.
+        source: takes the seed that was asked for, or None, and returns the op's seeds.
     """
     random_seed.get_seed = source
     try:
@@ -98,13 +98,13 @@ def op_seeds_from(source: Callable[[int | None], OpSeeds]) -> Iterator[None]:
 
 
 def destroy_storage(variable: tf.Variable) -> None:
-    """Frees the memory of a variable; its handle stays and holds an empty tensor."""
+    """Frees the memory of a variable. Its handle stays and holds an empty tensor."""
     with tf.init_scope():
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
 
 
 def make_storage(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Gives a value to a variable whose memory was freed; an assignment would compare shapes."""
+    """Gives a value to a variable whose memory was freed. An assignment would compare shapes."""
     with tf.init_scope():
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
@@ -112,12 +112,13 @@ def make_storage(variable: tf.Variable, value: tf.Tensor) -> None:
 def checked_in_checkpoints(check: Callable[[Any], None], take: Callable[[Any, Any], bool]) -> type[Any]:
     """Returns a base class whose variables are checked before a checkpoint takes or gives their value.
 
-    TensorFlow's checkpoints read and write a variable's memory past `numpy` and `assign`, and leave out, without a
-    word, a variable that has none. To take a value and to give one, they first ask where it is, by this method.
+    TensorFlow's checkpoints read and write a variable's memory without `numpy` and `assign`, and silently leave out a
+    variable without memory. Before they take or give a value, they ask for the variable's device, by this method.
 
     Args:
-        check: given the variable; raises where its value can be neither taken nor given.
-        take: given the variable and the value that a checkpoint has for it; says whether that is done with this.
+        check: takes the variable, and raises an error where its value can be neither taken nor given.
+        take: takes the variable and the value that a checkpoint has for it, and returns whether nothing more is to be
+            done.
     """
 
     class Checked:
@@ -134,9 +135,9 @@ def checked_in_checkpoints(check: Callable[[Any], None], take: Callable[[Any, An
 
 
 def object_state(trackable: Any) -> dict[str, tf.Tensor]:
-    """Returns the state that a checkpoint holds of an object itself, apart from the variables it tracks, by name.
+    """Returns the state that a checkpoint holds of an object itself, without the variables that it tracks, by name.
 
-    Lookup tables, iterators of data sets and `tf.train.experimental.PythonState` have such state; most objects have
+    Lookup tables, iterators of data sets and `tf.train.experimental.PythonState` have such state. Most objects have
     none.
     """
     saver = _saver(trackable)
@@ -144,12 +145,12 @@ def object_state(trackable: Any) -> dict[str, tf.Tensor]:
 
 
 def set_object_state(trackable: Any, state: Mapping[str, tf.Tensor]) -> None:
-    """Gives an object the state that `object_state` took."""
+    """Gives an object the state that `object_state` has taken."""
     _saver(trackable)._restore_from_tensors(dict(state))
 
 
 def _saver(trackable: Any) -> Any:
-    """Returns what takes and gives an object's state: itself, or a converter for an older protocol."""
+    """Returns the object that takes and gives another object's state: itself, or a converter for an older protocol."""
     if saveable_object_util.trackable_has_serialize_to_tensor(trackable):
         return trackable
     factories = saveable_object_util.saveable_objects_from_trackable(trackable)
@@ -165,13 +166,13 @@ def _saver(trackable: Any) -> Any:
 
 
 def replace_global_norm(ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Puts a function in the place of `tf.linalg.global_norm`, whatever it is called; returns the one before.
+    """Replaces `tf.linalg.global_norm` by a function, under all its names, and returns the one before.
 
     `tf.clip_by_global_norm` calls it too. What is public are wrappers around it, which scripts may hold already; the
     innermost, TensorFlow's dispatcher, keeps the function that it calls in its closure. Seen in 2.16 to 2.21.
 
     Raises:
-        EnvironmentSetupError: this TensorFlow keeps it elsewhere.
+        EnvironmentSetupError: this TensorFlow keeps the function elsewhere.
     """
     wrapper: Any = tf.linalg.global_norm
     while (cell := _cell_of(wrapper, "dispatch_target")) is None:
@@ -190,7 +191,7 @@ def replace_global_norm(ours: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cell_of(function: Any, name: str) -> Any:
-    """Returns the cell of a function's closure that has a name; None where it has none."""
+    """Returns the cell of a function's closure with a name; None where there is none."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     return function.__closure__[names.index(name)] if name in names else None
 
@@ -205,7 +206,7 @@ def turn_into(variable: tf.Variable, kind: type) -> None:
         kind: a class that is derived from that.
 
     Raises:
-        EnvironmentSetupError: this TensorFlow's variables are made in another way.
+        EnvironmentSetupError: this TensorFlow makes variables in another way.
     """
     try:
         variable.__class__ = kind
@@ -229,12 +230,12 @@ class _Named:
 def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Returns a function under a name of its own, for `tf.function`, which counts its traces by themselves.
 
-    TensorFlow warns of retracing where one code is traced often, and by that all programs, which share their code,
-    would be one. What is no function but an object that is called is counted as that object. Seen in TensorFlow 2.16 to
+    TensorFlow warns about retracing where the same code is traced often. All programs share their code, so they would
+    count as one. A callable object that is no function is counted as that object. This is so in TensorFlow 2.16 to
     2.21.
 
     Args:
-        function: takes tensors.
+        function: a function of tensors.
         name: for TensorFlow's messages and profiles.
     """
     return _Named(function, name)
@@ -244,9 +245,8 @@ def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 def kept_trace() -> Iterator[None]:
     """Lets a `tf.function` keep the trace in which variables are made, outside it, within this context.
 
-    TensorFlow traces a function anew that made variables, so as to lift their initialization out of it. What has made
-    them outside already is counted all the same, and the second trace, which takes about as long as the first, would be
-    the same once more.
+    TensorFlow traces a function that made variables a second time, to lift their initialization out of it. Variables
+    that were made outside count, too, although the second trace is the same as the first, and takes as long.
     """
 
     def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -292,15 +292,15 @@ def wait_for(operation: tf.Operation, earlier: Iterable[tf.Operation]) -> None:
 def op_by_op() -> Iterator[None]:
     """Keeps ops of the graph that is being traced out of XLA's clusters, as a context or a decorator.
 
-    Auto-clustering (`tf.config.optimizer.set_jit(True)`) puts ops together that may run together as far as the graph of
-    one process tells, and what was put together begins when all of it can. That a tensor comes only after another rank
-    has had one of this rank's, no edge of the graph says:
+    Auto-clustering (`tf.config.optimizer.set_jit(True)`) puts ops together that may run together by the graph of one
+    process. Such a cluster begins when all of it can. But a tensor may come only after another rank has received one
+    from this rank, and no edge of the graph says so:
 
         rank 0   norm of its own part ─▶ send ┐        ┌─▶ receive ─▶ scale the gradients
                                               └ rank 1 ┘
                  └─────────── put together, this waits for itself ──────────────────────┘
 
-    The tasks themselves are functions of their own, whose ops are put together as ever.
+    The tasks themselves are separate functions, whose ops are put together as usual.
 
     Example:
         >>> with tf.Graph().as_default(), op_by_op():

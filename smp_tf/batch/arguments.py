@@ -44,7 +44,7 @@ class Arguments:
         return key_of(self.structure), *self.specs
 
     def with_own_types(self) -> Arguments:
-        """Returns the same, to be traced with the tensors' own types, whatever `input_signature` leaves open."""
+        """Returns the same arguments, to be traced with the tensors' own types and not those of `input_signature`."""
         return dataclasses.replace(self, specs=tuple(map(type_of, self.tensors)))
 
 
@@ -102,7 +102,7 @@ class _Sorter:
         return Slot(len(self.tensors) - 1)
 
     def place(self, root: str, path: str, value: Any, spec: Any = None) -> Any:
-        """Returns a value with slots in place of its tensors, which are cast to the types of a structure like it."""
+        """Returns a value with slots in place of its tensors. They are cast to the types of a similar structure."""
         if isinstance(spec, tf.TensorSpec) and value is not None:
             return self._keep_as(root, path, tf.cast(tf.convert_to_tensor(value), spec.dtype), spec)
         if isinstance(spec, tf.TypeSpec) and value is not None:

@@ -84,7 +84,7 @@ class StepOutput:
 
     @property
     def follows_state(self) -> bool:
-        """Whether it was computed from a variable that the step writes, so that its last value is that of the batch."""
+        """Returns whether it was computed from a variable that the step writes, so that its last value counts."""
         return self._description.follows_state
 
     @property

@@ -186,7 +186,7 @@ def spec_in_words(spec: Any) -> str:
 
 
 def kind_in_words(spec: Any) -> str:
-    """Returns a type without its sizes ("float32 of 2 axes"), which replicas with own batches have in common."""
+    """Returns words for a type without sizes ("float32 of 2 axes"), which replicas with their own batches share."""
     if isinstance(spec, ObjectSpec):
         return f"{type(spec.template).__name__} of {', '.join(map(kind_in_words, spec.specs)) or 'no tensors'}"
     return f"{spec.dtype.name} of {'some' if spec.shape.rank is None else spec.shape.rank} axes"

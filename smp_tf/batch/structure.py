@@ -22,7 +22,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Template:
-    """Stands for an object that holds tensors: its class and, by name, all its attributes, with slots in them."""
+    """Stands for an object that holds tensors, by its class and, by name, all its attributes with slots in them."""
 
     kind: type
     attributes: Mapping[str, Any]

@@ -166,7 +166,7 @@ _KEPT = tag_of("kept weight")
 
 
 def _moved(decision: Decision) -> tf.Tensor | None:
-    """Brings the value of a variable from the stage that has kept it to the one that stores it, which gets it."""
+    """Brings the value of a variable from the stage that has kept it to the one that stores it."""
     giver, taker = _movers(decision)
     topology, variable = runtime.current().topology, decision.variable
     with tf.init_scope():

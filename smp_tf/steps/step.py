@@ -196,7 +196,7 @@ class Step:
         return self._programs[settled.key]
 
     def _prepare(self, arguments: Arguments, traced: StepTrace | None = None) -> SplitProgram | UnsplitProgram:
-        """Goes the whole way from the function to this rank's program, for one signature, perhaps traced already."""
+        """Goes the whole way from the function to this rank's program, for one signature. It may be traced already."""
         is_first = not self._programs
         batch = cut_batch(self.name, arguments, self._options, is_first=is_first)
         if traced is None:

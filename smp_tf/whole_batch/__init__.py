@@ -1,1 +1,1 @@
-"""Computes once, of a whole batch, what Keras's loops do not need for backward: logs, and what metrics hold."""
+"""Computes once for a whole batch what Keras's loops do not need for backward: logs, and the states of metrics."""

@@ -27,17 +27,17 @@ from smp_tf.variables import store
 from smp_tf.whole_batch.gradient_calls import UNKNOWN_GRADIENT, GradientCalls
 from smp_tf.whole_batch.tail_graph import TailGraph
 
-#: From how many bytes on it is said that stages tell each other so much in every step.
+#: The bytes that stages tell each other in every step, from which on a message says so.
 _MANY_BYTES = 1 << 20
-#: Under what name a step returns the tensors of which its logs are computed.
+#: The name under which a step returns the tensors that its logs are computed from.
 CUTS = "cuts"
-#: Under what name it returns gradients of which something is computed once per batch.
+#: The name under which it returns the gradients that something is computed from once per batch.
 GRADIENTS = "whole_gradients"
 
 
 @dataclass(frozen=True)
 class Log:
-    """Stands, among what a step returns, for a log that is computed once per batch.
+    """Stands, in a step's result, for a log that is computed once per batch.
 
     Args:
         name: of the log.
@@ -51,8 +51,8 @@ class Gradients:
     """The gradients of a step.
 
     Args:
-        uses: what it makes of them.
-        variables: by what stands for a gradient in the whole batch's graph, the variable that it is taken by.
+        uses: what the step makes of them.
+        variables: the variable that a gradient is taken by, by what stands for the gradient in the whole batch's graph.
     """
 
     uses: GradientUses
@@ -61,12 +61,12 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Written:
-    """What was computed once per batch.
+    """The results that were computed once per batch.
 
     Args:
-        results: what the step gives under "results", with the logs in their places.
-        gradients: by call of `apply_gradients`, what it is given, None in place of what other stages have; None where
-            microbatches give that.
+        results: what the step returns under "results", with the logs in their places.
+        gradients: for each call of `apply_gradients`, its gradients, with None for those of other stages; None where
+            microbatches give them.
     """
 
     results: Any
@@ -74,29 +74,29 @@ class Written:
 
 
 def applied_name(call: int, number: int) -> str:
-    """Returns under what name a tail gives what an optimizer is given.
+    """Returns the name under which a tail gives an optimizer's gradient.
 
     Args:
         call: number of the call of `apply_gradients`.
-        number: of the gradient in it.
+        number: number of the gradient in the call.
     """
     return f"applied {call}/{number}"
 
 
 class BatchResults:
-    """What a step computes once per batch.
+    """The results that a step computes once per batch.
 
     Args:
-        step: the step in words.
-        part: the step as it is traced for a microbatch; what it returns is a dictionary with the logs under "results".
+        step: words for the step.
+        part: the step as it is traced for a microbatch. It returns a dictionary with the logs under "results".
         whole: the same, traced for all samples of a batch.
         rows: what the tensors of the whole batch's graph are made of.
-        of_any_size: the same as `whole`, traced with the number of samples left open, where batches of any size come.
-        gradients: its gradients, where what it makes of them is to be computed once per batch.
+        of_any_size: the same step, traced without the number of samples, where batches of any size come.
+        gradients: its gradients, where its results from them are computed once per batch.
 
     Raises:
-        NeedsItsSizesError: with the number left open the step is traced to other ops.
-        NotOnceError: what it makes of its gradients cannot be computed once per batch.
+        NeedsItsSizesError: without the number, the trace has other ops.
+        NotOnceError: its results from gradients cannot be computed once per batch.
     """
 
     def __init__(
@@ -134,18 +134,18 @@ class BatchResults:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is computed once per batch."""
+        """Returns whether nothing is computed once per batch."""
         return not (self._chosen.logs or self._chosen.states or self._gradients)
 
     @property
     def has_gradients(self) -> bool:
-        """Whether what optimizers are given is computed once per batch, and not by microbatches."""
+        """Returns whether the gradients for optimizers are computed once per batch, and not by microbatches."""
         return self._gradients is not None
 
     def taken_out(self) -> StepTrace:
         """Returns the step, traced for a microbatch, without what is computed once per batch.
 
-        It returns what that is computed of under `CUTS` and `GRADIENTS`, and a `Log` in the place of each log.
+        The step returns the tensors that this is computed from under `CUTS` and `GRADIENTS`, and a `Log` for each log.
         """
         lowered, taken = self._part.lowered, self._chosen.logs
         names = {slot.outputs: name for name, slot in _logs(self._part).items() if name in taken}
@@ -177,12 +177,12 @@ class BatchResults:
         return StepTrace(self._part.trace, lowered, self._part.models)
 
     def write(self, found: Mapping[str, Any], tensors: Sequence[Any], applies: Sequence[RecordedApply]) -> Written:
-        """Writes down what is computed once per batch, after the microbatches.
+        """Writes into the graph, after the microbatches, what is computed once per batch.
 
         Args:
-            found: what the step gives, `StepOutput`s in place of tensors.
+            found: what the step returns, with `StepOutput`s in place of tensors.
             tensors: the step's tensor arguments.
-            applies: the calls of `apply_gradients` in it.
+            applies: the calls of `apply_gradients` in the step.
 
         Returns:
             What was computed.
@@ -219,7 +219,7 @@ class BatchResults:
         outputs: Mapping[Tensor, StepOutput],
         applies: Sequence[RecordedApply],
     ) -> Mapping[str, Sequence[Any]]:
-        """Writes what this stage computes, where gradients are spread over the stages."""
+        """Writes this stage's part, where gradients are spread over the stages."""
         graph, tail, variables = self._whole.lowered.graph, self._chosen.tail, self._whole.lowered.variables
         assert self._gradients is not None
         by = self._gradients.variables
@@ -259,10 +259,10 @@ class BatchResults:
         )
 
     def of_metrics(self, results: Any) -> frozenset[str]:
-        """Returns which of the logs are read off a state, such as a metric's.
+        """Returns the logs that are read from a state, such as a metric's.
 
         Args:
-            results: what the step gives under "results", before `write`.
+            results: what the step returns under "results", before `write`.
         """
         if not isinstance(results, Mapping):
             return frozenset()
@@ -275,7 +275,7 @@ class BatchResults:
 
 
 def _logs(traced: StepTrace) -> dict[str, OutputSlot]:
-    """Returns, by name, the tensors among the logs that a step returns."""
+    """Returns the tensors among the logs that a step returns, by name."""
     found: dict[str, OutputSlot] = {}
     for name, slot in named_leaves(traced.lowered.results["results"]):
         if isinstance(slot, OutputSlot) and slot.spec is None and slot not in found.values():
@@ -301,16 +301,16 @@ def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_whole: GradientCalls) -> Gradients:
-    """Returns the gradients of a step, and what it makes of them.
+    """Returns the gradients of a step, and what the step makes of them.
 
     Args:
-        part: the step as it is traced for a microbatch; what it gives to optimizers is under "gradients".
+        part: the step as it is traced for a microbatch. What it gives to optimizers is under "gradients".
         whole: the same, traced for all samples of a batch, with placeholders for gradients.
         of_part: the gradients that are taken in `part`.
         of_whole: the gradients that are taken in `whole`.
 
     Raises:
-        NotOnceError: it takes gradients that are no dense tensors.
+        NotOnceError: the step takes gradients that are no dense tensors.
     """
     given: dict[Tensor, Tensor] = {}
     variables: dict[Tensor, Any] = {}
@@ -340,7 +340,7 @@ def _in(traced: StepTrace, tensor: tf.Tensor) -> Tensor:
 
 
 def _tell(values: Sequence[tuple[Any, TensorType]]) -> list[tf.Tensor]:
-    """Tells all stages what one of them has each, in one message there and back."""
+    """Tells all stages the tensors of each, in one message there and back."""
     sizes = [math.prod(kind.shape or ()) for _, kind in values]
     parts = [
         tf.zeros([size], tf.float64) if value is None else tf.reshape(tf.cast(value, tf.float64), [-1])
@@ -351,7 +351,7 @@ def _tell(values: Sequence[tuple[Any, TensorType]]) -> list[tf.Tensor]:
 
 
 def _of_its_stage(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns every number from the stage that has it; the others give zeros."""
+    """Returns every number from the stage that has it. The others give zeros."""
     return tf.reduce_sum(tf.stack(parts), axis=0)
 
 
@@ -359,7 +359,7 @@ _TOLD = StageReduction(4, "what a train_step computes of the gradients of all st
 
 
 def _require_same_ops(graph: OpGraph, other: OpGraph, nodes: Sequence[int]) -> None:
-    """Raises where some nodes of a graph are not in another one too, with the same inputs."""
+    """Raises an error where nodes of a graph are not in another graph with the same inputs, too."""
     for number in nodes:
         node = graph.nodes[number]
         same = other.number_of.get(node.name)
@@ -389,7 +389,7 @@ def sample_rows(part: StepTrace, whole: StepTrace, samples: int) -> SampleRows:
     Args:
         part: the step as it is traced for a microbatch.
         whole: the same, traced for all samples of a batch, with placeholders for gradients.
-        samples: their number.
+        samples: number of samples.
     """
     graph = whole.lowered.graph
     unknown = frozenset(node.name for node in graph.nodes if UNKNOWN_GRADIENT in node.name)

@@ -22,11 +22,11 @@ class GradientCalls:
     def __init__(self) -> None:
         #: For each call, the tensors whose sum was differentiated.
         self.targets: list[list[tf.Tensor]] = []
-        #: By call and source: the gradient, perhaps a placeholder; None where there is none.
+        #: For each call and source, the gradient, perhaps a placeholder; None where there is none.
         self.gradients: list[list[Any]] = []
-        #: By call and source: the type of the gradient; None where there is none.
+        #: For each call and source, the type of the gradient; None where there is none.
         self.kinds: list[list[Any]] = []
-        #: By call: what the gradients are taken by.
+        #: For each call, what the gradients are taken by.
         self.sources: list[list[Any]] = []
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from smp_tf.partition.samples.tail_places import TailPlaces
 from smp_tf.steps.trace import StepTrace
 from smp_tf.tf_internals import op_by_op
 
-#: Given tensors that this stage has, or None where another one has them, returns what all stages are told.
+#: Takes tensors of this stage, or None for those of another stage, and returns the tensors for all stages.
 Tell = Callable[[Sequence[tuple[Any, Any]]], Sequence[tf.Tensor]]
 
 
@@ -22,10 +22,10 @@ class TailGraph:
     """The tail of a step, ready to be written into other graphs.
 
     Args:
-        whole: the step, traced for the whole batch. It is kept, since TensorFlow forgets its functions with it.
-        tail: its tail.
-        of_any_size: the same step, traced with the number of samples left open: its nodes are then written, which have
-            the names of those of `whole`.
+        whole: the step, traced for the whole batch. It is kept because TensorFlow drops its functions together with it.
+        tail: the tail of the step.
+        of_any_size: the same step, traced without the number of samples. Then its nodes are written, which have the
+            names of those of `whole`.
     """
 
     def __init__(self, whole: StepTrace, tail: Tail, of_any_size: StepTrace | None = None) -> None:
@@ -40,15 +40,15 @@ class TailGraph:
         arguments: Mapping[int, Any],
         variables: Mapping[int, tf.Variable] | None = None,
     ) -> dict[str, list[tf.Tensor]]:
-        """Writes the tail once; whatever it changes has been changed before any of its results is there.
+        """Writes the tail once. All that it changes is changed before any of its results is there.
 
         Args:
             cuts: the values of the tail's cuts.
-            arguments: by number, the step's tensor arguments for the whole batch that it reads.
-            variables: by index, what stands for a variable of the step; all others stand for themselves.
+            arguments: the step's tensor arguments for the whole batch that the tail reads, by number.
+            variables: what stands for a variable of the step, by index. All others stand for themselves.
 
         Returns:
-            By name, the tensors of each result; none for a result that only writes.
+            The tensors of each result, by name; none for a result that only writes.
         """
         values = dict(zip((cut.whole for cut in self._tail.cuts), cuts, strict=True))
         values.update(self._sources(arguments, variables or {}))
@@ -64,18 +64,18 @@ class TailGraph:
         stage: int,
         tell: Tell,
     ) -> dict[str, list[tf.Tensor | None]]:
-        """Writes what a stage computes of the tail, of its own gradients and of what other stages tell.
+        """Writes a stage's part of the tail, from its own gradients and from what other stages tell.
 
         Args:
             cuts: the values of the tail's cuts.
-            arguments: by number, the step's tensor arguments for the whole batch that it reads.
-            gradients: those that are here.
+            arguments: the step's tensor arguments for the whole batch that the tail reads, by number.
+            gradients: the gradients that are here.
             places: which stage computes what.
             stage: this rank's.
-            tell: tells all stages what one of them has; every stage calls it alike.
+            tell: tells all stages what one of them has. Every stage calls it alike.
 
         Returns:
-            By name, the tensors of each result; None in place of one that another stage has.
+            The tensors of each result, by name; None in place of one that another stage has.
         """
         values = dict(zip((cut.whole for cut in self._tail.cuts), cuts, strict=True))
         values.update(self._sources(arguments, {}))
@@ -124,12 +124,12 @@ class TailGraph:
 
     @cached_property
     def _definition(self) -> tuple[Any, dict[str, Any]]:
-        """The graph that is written, as TensorFlow stores it, and its nodes by name."""
+        """Returns the graph that is written, as TensorFlow stores it, and its nodes by name."""
         definition = self._written.trace.graph.as_graph_def()
         return definition, {node.name: node for node in definition.node}
 
     def _import(self, numbers: Iterable[int], values: dict[Tensor, Any]) -> list[tf.Operation]:
-        """Writes some nodes, and adds what they give to the values that are there; returns those that write."""
+        """Writes some nodes, adds their outputs to the existing values, and returns the nodes that write."""
         numbers = [number for number in numbers if self._graph.nodes[number].op not in SOURCES]
         if not numbers:
             return []
