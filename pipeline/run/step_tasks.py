@@ -1,4 +1,4 @@
-"""The tasks of all stages of a cut step: those of its microbatches, and those that passes put in once a step.
+"""Makes the tasks of all stages of a cut step: those of its microbatches, and those that run once per step.
 
 cut step ──▶ plan_program: compute and transfers ──▶ add_stage_tasks: WEIGH, REDUCE, APPLY, CHECK
 """
@@ -24,7 +24,7 @@ from smp_tf.pipeline.task import BucketMakers, Edge, Program
 
 @dataclass(frozen=True)
 class Updates:
-    """How the weights of a step are updated.
+    """How a step's weights are updated.
 
     Args:
         stage_sums: how often the stages put numbers together before, such as for a norm that an optimizer clips by.
@@ -37,14 +37,14 @@ class Updates:
 
 @dataclass(frozen=True)
 class StageTasks:
-    """What the stages of a step do once a step, for all of their chunks.
+    """What the stages do once per step, for all of their chunks.
 
     Args:
         averaging: how gradients are averaged over the replicas; None where there is one replica.
         updates: how weights are updated; None where the step has no gradients.
         weighs: whether replicas add up how much their gradients count.
         checks_inputs: whether the ranks of a replica compare their batches.
-        gives_early: whether the last task gives sums before it ends. What XLA compiles does not.
+        gives_early: whether the last task gives sums before it ends. A task that XLA compiles does not.
     """
 
     averaging: Averaging | None = None
@@ -55,7 +55,7 @@ class StageTasks:
 
 
 def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
-    """Returns the tasks of all stages for a cut step, transfers included.
+    """Returns the tasks of all stages for a cut step, with transfers.
 
     Args:
         split: the cut step.
@@ -63,7 +63,7 @@ def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
         microbatches: number of microbatches.
 
     Returns:
-        One task list per stage, which was checked to have every task once, in order, and to end.
+        One task list per stage. It is checked that each has every task once and in order, and that all end.
     """
     edges = edges_of(split)
     sweeps = max(2, split.sweeps)
@@ -92,12 +92,12 @@ def buckets_of(
     sparse: Sequence[tuple[int, ...]] = (),
     keep: frozenset[int] = frozenset(),
 ) -> list[tuple[Bucket, ...]]:
-    """Returns what all stages average together over replicas.
+    """Returns the buckets that all stages average over replicas.
 
     Args:
         split: the cut step.
-        stages: their number.
-        limit: bytes with which a bucket is full; None for what is usual.
+        stages: number of stages.
+        limit: bytes with which a bucket is full; None for the usual limit.
         known: bytes of gradients, by position among the outputs, where their variables do not say it.
         sparse: the positions of the parts of each sparse gradient among the outputs.
         keep: positions of gradient outputs whose value per microbatch is wanted besides their sum.
@@ -114,17 +114,17 @@ def buckets_of(
 def add_stage_tasks(
     split: Split, program: Program, tasks: StageTasks, keep: frozenset[int] = frozenset(), samples: int = 1
 ) -> tuple[Program, list[tuple[Bucket, ...]]]:
-    """Puts into a program what its stages do once a step.
+    """Puts into a program what its stages do once per step.
 
     Args:
         split: the cut step.
-        program: as `plan_program` returns it.
-        tasks: what they do.
+        program: the program of `plan_program`.
+        tasks: what the stages do.
         keep: positions of gradient outputs whose value per microbatch is wanted besides their sum.
-        samples: samples of a microbatch, where the graph leaves that length open.
+        samples: samples of a microbatch, where the graph does not say their number.
 
     Returns:
-        The program, and what each stage averages together over the replicas.
+        The program, and the buckets that each stage averages over the replicas.
     """
     averaging = tasks.averaging
     buckets: list[tuple[Bucket, ...]] = [()] * program.stages
@@ -201,21 +201,21 @@ def trained_bytes(split: Split) -> tuple[int, ...]:
 def check_other_replicas(
     split: Split, program: Program, schedule: str, most: int, tasks: StageTasks, keep: frozenset[int] = frozenset()
 ) -> None:
-    """Raises an error unless a replica averages in the order of those that run the largest number of microbatches.
+    """Raises an error unless a replica averages in the order of those with the most microbatches.
 
-    A replica with a smaller batch runs fewer. Each holds its own lists against those of the one number that all know,
-    so all replicas agree where each of them does.
+    A replica with a smaller batch runs fewer microbatches. Each compares its own lists with those for the one number
+    that all know. So all replicas agree where each of them does.
 
     Args:
         split: the cut step.
-        program: the tasks of this replica, those that are done once a step included.
+        program: the tasks of this replica, with those that run once per step.
         schedule: name or text of the schedule.
         most: the largest number of microbatches that a replica runs.
         tasks: what the stages do once a step.
         keep: positions of gradient outputs whose value per microbatch is wanted besides their sum.
 
     Raises:
-        ProgramError: the orders differ; the message says who waits for whom.
+        ProgramError: the orders differ. The message says who waits for whom.
     """
     if program.microbatches == most:
         return

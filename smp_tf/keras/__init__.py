@@ -1,1 +1,1 @@
-"""What smp_tf asks of Keras, as protocols, and the answers of tf_keras; all that is known of its insides."""
+"""What smp_tf asks of Keras, as protocols, and tf_keras's answers, with all that is known of its insides."""

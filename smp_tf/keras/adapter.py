@@ -8,7 +8,7 @@
                     archives()    files
 
 `protocols.py` holds the questions. Only this room imports tf_keras and the modules that answer for it. A class that is
-built upon one of Keras's names it when it is defined, and takes it from `bases.py`.
+built upon one of Keras's must name it when it is defined, and takes it from `bases.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _replacement: Adapter | None = None
 
 
 def current() -> Adapter:
-    """Returns the adapter in force: that of tf_keras, which is imported when this is first called."""
+    """Returns the adapter in force, that of tf_keras. The first call imports tf_keras."""
     if _replacement is not None:
         return _replacement
     from smp_tf.keras.keras_2 import ADAPTER
@@ -32,7 +32,7 @@ def current() -> Adapter:
 
 @contextlib.contextmanager
 def in_force(adapter: Adapter) -> Iterator[None]:
-    """Lets another Keras answer, within its context, in the whole process."""
+    """Lets another Keras answer, in the whole process, within its context."""
     global _replacement
     before, _replacement = _replacement, adapter
     try:
@@ -42,30 +42,30 @@ def in_force(adapter: Adapter) -> Iterator[None]:
 
 
 def layers() -> Layers:
-    """Returns what knows layers and models."""
+    """Returns the part that knows layers and models."""
     return current().layers
 
 
 def slots() -> Slots:
-    """Returns what knows what optimizers keep."""
+    """Returns the part that knows what optimizers keep."""
     return current().slots
 
 
 def optimizers() -> Optimizers:
-    """Returns what knows what optimizers do."""
+    """Returns the part that knows what optimizers do."""
     return current().optimizers
 
 
 def losses() -> Losses:
-    """Returns what knows compiled losses and metrics."""
+    """Returns the part that knows compiled losses and metrics."""
     return current().losses
 
 
 def loops() -> Loops:
-    """Returns what knows Keras's loops and callbacks."""
+    """Returns the part that knows Keras's loops and callbacks."""
     return current().loops
 
 
 def archives() -> Archives:
-    """Returns what knows the files of models."""
+    """Returns the part that knows the files of models."""
     return current().archives

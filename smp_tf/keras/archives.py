@@ -1,6 +1,6 @@
-"""What tf_keras writes and reads of models: weights, whole models, a summary.
+"""What tf_keras writes and reads of models: weights, whole models and summaries.
 
-Private pieces are seen to work on tf_keras 2.21; tests/smp_tf/keras/test_archives.py fails when they change.
+Private pieces work with tf_keras 2.21. tests/smp_tf/keras/test_archives.py fails when they change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smp_tf.tf_internals import ResourceVariable
 
 
 class _ReadLater:
-    """Stands for the value of a variable in lists that Keras makes of all values of a file."""
+    """Stands for the value of a variable in Keras's lists of all values of a file."""
 
     def __init__(self, variable: Any) -> None:
         self._variable = variable
@@ -35,7 +35,7 @@ class _ReadLater:
         return np.asarray(self._variable.numpy(), *args, **kwargs)
 
 
-#: The zip file of every HDF5 file that Keras reads from within one just now, by HDF5's number for an open file.
+#: The zip file of every HDF5 file that Keras now reads from within one, by HDF5's number for an open file.
 _archives: dict[int, str] = {}
 
 
@@ -50,9 +50,9 @@ def _number_of_file(part: h5py.HLObject) -> int:
 
 
 class _OnDisk(saving_lib.H5IOStore):
-    """Keras's store of weights in a `.keras` file, which it makes up in memory; this one lies next to the file.
+    """A store of weights for a `.keras` file that is on disk next to the file. Keras's own is in memory.
 
-    One that is read is known to `archive_of` until it is closed.
+    `archive_of` knows a store that is being read until it is closed.
     """
 
     def __init__(self, root_path: Any, archive: Any = None, mode: str = "r") -> None:
@@ -64,7 +64,7 @@ class _OnDisk(saving_lib.H5IOStore):
                 _archives[self._number] = os.path.abspath(archive.filename)
             return
         self._inner, self._into = str(root_path), archive
-        # Kept open until close().
+        # It is kept open until close().
         self._file = tempfile.NamedTemporaryFile(dir=os.path.dirname(archive.filename), suffix=".h5")  # noqa: SIM115
         super().__init__(self._file.name, mode="w")
 
@@ -79,10 +79,10 @@ class _OnDisk(saving_lib.H5IOStore):
 
 @contextlib.contextmanager
 def values_read_late() -> Iterator[None]:
-    """Makes Keras, within its context, give variables datasets of the HDF5 files it reads, not what they hold.
+    """Makes Keras, within its context, give variables the HDF5 datasets that it reads, and not their contents.
 
-    By itself it reads all weights of an HDF5 file before it assigns the first, and the file of a model through
-    TensorFlow's file system, where HDF5 does not know its path.
+    Otherwise Keras reads all weights of an HDF5 file before it assigns the first. It also reads the file of a model
+    through TensorFlow's file system, where HDF5 does not know its path.
     """
     load_model = hdf5_format.load_model_from_hdf5
 
@@ -108,9 +108,9 @@ def values_read_late() -> Iterator[None]:
 
 @contextlib.contextmanager
 def values_one_by_one() -> Iterator[None]:
-    """Makes Keras, within its context, write and read weights one value at a time, and assign what it read as is.
+    """Makes Keras, within its context, write and read weights one value at a time, and assign values as read.
 
-    By itself it reads all weights of an HDF5 file before it assigns the first, and makes a `.keras` file in memory.
+    Otherwise Keras reads all weights of an HDF5 file before it assigns the first, and makes a `.keras` file in memory.
     """
 
     def get(tensors: Iterable[Any]) -> list[Any]:
@@ -121,9 +121,9 @@ def values_one_by_one() -> Iterator[None]:
 
 
 def is_default_options(options: Any) -> bool:
-    """Returns whether options for saving are those that Keras's callbacks make up when they are given none.
+    """Returns whether options for saving are those that Keras's callbacks make when they are given none.
 
-    Seen with tf.train.CheckpointOptions and tf.saved_model.SaveOptions of TensorFlow 2.16 to 2.21, whose fields are
+    It works with tf.train.CheckpointOptions and tf.saved_model.SaveOptions of TensorFlow 2.16 to 2.21, whose fields are
     their slots.
     """
     fresh = type(options)()

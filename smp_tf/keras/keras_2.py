@@ -1,4 +1,4 @@
-"""Keras 2, as tf_keras: its answers to what `protocols.py` asks, a module for each subject."""
+"""Keras 2 (tf_keras) with its answers to what `protocols.py` asks, one module for each subject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of Keras's layers and metrics: they note where they are constructed, and hold values from the start."""
+"""Changes Keras's layers and metrics, which note where they are constructed, and hold values from the start."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ConstructionPatch(Patch):
 class StatePatch(Patch):
     """Makes metrics, and layers that adapt to data, hold their values from the start.
 
-    A metric's variables belong to the script, on every rank, also where a distributed model makes the metric. A layer
-    that adapts runs functions of its own over its variables, while the model is constructed or before its first step.
+    A metric's variables belong to the script, on every rank, even where a distributed model makes the metric. A layer
+    that adapts runs its own functions over its variables, while the model is constructed or before its first step.
 
     Args:
-        made_at_once: gives a context in which models make variables with their value.
+        made_at_once: returns a context in which models make variables with their values.
         fill: gives a variable its initial value now, where it belongs to a model and has none.
     """
 

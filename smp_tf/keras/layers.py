@@ -1,14 +1,14 @@
 """Layers and models of tf_keras: their variables, and their calls.
 
-Among a layer's weights stands what is no variable:
+A layer's weights may include objects that are no variables:
 
 layer.weights of StringLookup(output_mode="tf_idf")          every rank
     idf weights, number of documents    variables            stores them: they belong to the script
     handler of the vocabulary           no variable          has the vocabulary that it learned itself
 
-Keras's handlers give tensors (`get_tensors`) and take them (`set_weights`); `num_tensors` says how many.
+Keras's handlers return tensors (`get_tensors`) and take them (`set_weights`). `num_tensors` says how many.
 
-Private pieces are seen to work on tf_keras 2.21; tests/smp_tf/keras/test_layers.py fails when they change.
+Private pieces work with tf_keras 2.21. tests/smp_tf/keras/test_layers.py fails when they change.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def tag_calls(
     """Announces to the recorder, within its context, the call of every layer that a distributed model calls.
 
     Args:
-        recorder: what to announce calls to.
-        is_distributed: whether a layer is a distributed model; calls outside any such model are not announced.
-        around: given a layer that is called outside any such model, the context to call it in, which may announce the
-            call of the model that the layer is part of.
+        recorder: the recorder to announce calls to.
+        is_distributed: returns whether a layer is a distributed model. Calls outside any such model are not announced.
+        around: takes a layer that is called outside any such model, and returns the context to call it in. The context
+            may announce the call of the model that the layer is part of.
     """
     original = tf_keras.layers.Layer.__call__
 
@@ -121,7 +121,7 @@ def seed_initializers(generator: random.Random) -> None:
 
 
 def constructors() -> list[Place]:
-    """Returns what every layer is constructed by."""
+    """Returns the methods that construct every layer."""
     return [(tf_keras.layers.Layer, "__init__")]
 
 
@@ -142,7 +142,7 @@ def adapting_methods() -> list[Place]:
 def readers_of_values() -> tuple[list[Place], list[Place]]:
     """Returns the functions that give the value of a variable, and those that give values of several.
 
-    They stand in every module that has imported them: scripts, and Keras itself, come to them through these.
+    Every module that has imported them has them. Scripts, and Keras itself, call them through these modules.
     """
     named = [module for name, module in list(sys.modules.items()) if name.startswith("tf_keras.")]
     modules = [module for module in named if getattr(module, "batch_get_value", None) is backend.batch_get_value]

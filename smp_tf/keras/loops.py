@@ -1,6 +1,6 @@
 """The loops of tf_keras: the data they take, and their callbacks.
 
-Private pieces are seen to work on tf_keras 2.21; tests/smp_tf/keras/test_loops.py fails when they change.
+Private pieces work with tf_keras 2.21. tests/smp_tf/keras/test_loops.py fails when they change.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tf_keras.src.utils import data_utils
 from smp_tf.keras.patch import replaced
 
 _MODULE = keras_callbacks.Callback.__module__
-#: What every callback inherits.
+#: The methods that every callback inherits.
 _BASES = keras_callbacks.Callback.__mro__
-#: Those that only show or write the logs.
+#: Callbacks that only show or write the logs.
 _OF_LOGS = (keras_callbacks.ProgbarLogger, keras_callbacks.CSVLogger, keras_callbacks.RemoteMonitor)
-#: Those that act alone: they write, show, or run functions of the script's.
+#: Callbacks that act alone: they write, show, or run functions of the script's.
 _ALONE = (*_OF_LOGS, keras_callbacks.BaseLogger, keras_callbacks.History, keras_callbacks.LambdaCallback)
 
 
@@ -34,10 +34,11 @@ def is_sequence(data: Any) -> bool:
 def workers_shuffle_with(shuffle: Callable[[list[Any]], None]) -> Iterator[None]:
     """Makes Keras shuffle with a function of ours, within its context, the order in which workers fetch a `Sequence`.
 
-    It does so with `random.shuffle`, and uses nothing else of `random` in that module. Seen in tf_keras 2.16 to 2.21.
+    Keras shuffles with `random.shuffle`, and uses nothing else of `random` in that module. This is so in tf_keras 2.16
+    to 2.21.
 
     Args:
-        shuffle: called in a thread per enqueuer, once for every time around.
+        shuffle: called in a thread per enqueuer, once per epoch.
     """
     with replaced((data_utils, "random", types.SimpleNamespace(shuffle=shuffle))):
         yield
@@ -61,7 +62,7 @@ def wants_train_batches(callback: Any) -> bool:
 
 
 def is_of_keras(kind: type) -> bool:
-    """Returns whether a class of callbacks is one of Keras's, but for the one that all derive from."""
+    """Returns whether a class of callbacks is one of Keras's, except the one that all derive from."""
     return kind.__module__ == _MODULE and kind not in _BASES
 
 
@@ -81,7 +82,7 @@ def writes_logs(callback: Any) -> bool:
 
 
 def acts_alone(callback: Any) -> bool:
-    """Returns whether a callback of Keras's writes, shows or runs functions of the script's, and no more."""
+    """Returns whether a callback of Keras's only writes, shows or runs functions of the script's."""
     return isinstance(callback, _ALONE)
 
 

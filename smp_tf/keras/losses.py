@@ -1,6 +1,6 @@
 """Compiled models of tf_keras: their losses and metrics.
 
-Private pieces are seen to work on tf_keras 2.21; tests/smp_tf/keras/test_losses.py fails when they change.
+Private pieces work with tf_keras 2.21. tests/smp_tf/keras/test_losses.py fails when they change.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_sum(reduction: Any) -> bool:
 
 
 def no_reduction() -> Any:
-    """Returns what a loss has for its reduction that is reduced by its caller."""
+    """Returns the reduction of a loss that its caller reduces."""
     return Reduction.NONE
 
 

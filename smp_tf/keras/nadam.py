@@ -1,14 +1,14 @@
-"""Nadam's product of momenta, advanced once per step, whatever variables a rank has.
+"""Advances Nadam's product of momenta once per step, whatever variables a rank has.
 
-Keras notes in Python for which step it has multiplied the product, so that the first variable of a step does it and the
-others take what is there:
+Keras notes in Python for which step it has multiplied the product. So the first variable of a step multiplies it, and
+the others take it:
 
     counter == step + 2 ?   yes: take the product     no: multiply it, counter += 1
 
-Traced, that note is made once and for all: in a `tf.function` nearly every variable multiplies the product, every step
-(seen in tf_keras 2.16 to 2.21). Then the updates depend on how many variables the optimizer has, here those of one
-rank; and after a restore the note is that of a new process. So, while there are distributed models, an object that
-knows which variable is the first one of a step stands in for the counter.
+When this is traced, the note is made only once. So in a `tf.function` nearly every variable multiplies the product in
+every step (in tf_keras 2.16 to 2.21). Then the updates depend on how many variables the optimizer has, which here are
+those of one rank. After a restore, the note is that of a new process. So, while there are distributed models, another
+object replaces the counter. It knows which variable is the first one of a step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tf_keras
 
 
 class _OncePerStep:
-    """Stands for the counter while gradients are applied: equal to what it is compared with from the first sum on."""
+    """Stands for the counter while gradients are applied. From the first sum on, it equals what it is compared with."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -39,7 +39,7 @@ def begin_step(optimizer: Any) -> None:
     """Notes that an optimizer is about to apply gradients, once.
 
     Args:
-        optimizer: any Keras optimizer; only Nadam's new form keeps such a note.
+        optimizer: any Keras optimizer. Only the new Nadam keeps such a note.
     """
     if isinstance(optimizer, tf_keras.optimizers.Nadam):
         optimizer._u_product_counter = _OncePerStep()

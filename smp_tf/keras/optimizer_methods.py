@@ -1,6 +1,7 @@
-"""The methods of an optimizer that its callers get: Keras's or the script's, and our own in place of either.
+"""The methods that callers of an optimizer get: Keras's or the script's, or ours in place of either.
 
-Our own stand in Keras's classes. What the script defines is met where it is looked up, on the optimizer:
+Our methods replace those in Keras's classes. A method of the script's is replaced where it is looked up, on the
+optimizer:
 
 class Half(SGD): def apply_gradients ...                 before or after the first distributed model
 class Half(Mixin, SGD)                                   Mixin is no optimizer
@@ -18,19 +19,18 @@ import tensorflow as tf
 
 from smp_tf.keras import adapter
 
-#: Makes our method of the one that stands there; both take the optimizer first.
+#: A function that makes our method from the one that is there. Both take the optimizer first.
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-#: The attributes of an optimizer in which `smp.DistributedOptimizer` keeps what it puts in place of `apply_gradients`,
-#: and what stood there.
+#: The attributes of an optimizer in which `smp.DistributedOptimizer` keeps its `apply_gradients` and the one before.
 OWN_APPLY, REPLACED_APPLY = "_smp_tf_apply", "_smp_tf_replaced_apply"
 
-#: Our functions, and whether they stand in place of Keras's own.
+#: Our functions, and whether they replace Keras's own.
 _ours: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKeyDictionary()
 
 
 def note(ours: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Remembers that a function of ours stands in place of another one."""
+    """Remembers that a function of ours replaces another one."""
     _ours[ours] = is_of_keras(original)
 
 
@@ -41,14 +41,15 @@ def is_ours(method: Any) -> bool:
 
 
 def is_of_keras(method: Any) -> bool:
-    """Returns whether a method is Keras's own, also where ours stands in its place.
+    """Returns whether a method is Keras's own, even where ours replaces it.
 
-    One of the script's may clip by the norm of what it is given, for one, or send something.
+    One of the script's may, for example, clip by the norm of what it is given, or send something.
     """
     function = getattr(method, "__func__", method)
     if is_ours(function):
         return _ours[function]
-    # Not by `__module__`: `functools.wraps` copies it, and a wrapper of the script's would pass for Keras's.
+    # `__module__` does not tell, since `functools.wraps` copies it, so that a wrapper of the script's would pass for
+    # Keras's.
     module = str(getattr(function, "__globals__", {}).get("__name__", ""))
     return module.startswith("tensorflow.") or adapter.optimizers().is_own_module(module)
 
@@ -79,10 +80,10 @@ def met(optimizer: Any, name: str, found: Any, wrapper: Wrapper) -> Any:
     def unbound(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         return called(*args, **kwargs)
 
-    # What AutoGraph makes of a method of the script's is a function of TensorFlow's.
+    # AutoGraph turns a method of the script's into a function of TensorFlow's.
     note(unbound, found)
     ours = wrapper(unbound)
-    # Not the name of its module, by which AutoGraph would take it for the script's.
+    # The name of its module is not copied, since AutoGraph would take it for the script's.
     for copied in ("__name__", "__doc__"):
         setattr(ours, copied, getattr(found, copied, None))
     note(ours, found)
@@ -90,7 +91,7 @@ def met(optimizer: Any, name: str, found: Any, wrapper: Wrapper) -> Any:
 
 
 def _as_its_caller(found: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method as AutoGraph makes it for a caller that it has converted."""
+    """Returns a method in the form that AutoGraph gives it for a converted caller."""
     context = tf.__internal__.autograph.control_status_ctx()
     if context.status.name != "ENABLED":
         return found

@@ -1,4 +1,4 @@
-"""Which optimizers have slots on this rank, as they have reported it, and how large these are."""
+"""Knows which optimizers have reported slots on this rank, and how large these are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def report(optimizer: Any, built: bool) -> bool:
         built: whether it was built for variables of this rank.
 
     Returns:
-        Whether that is new.
+        Whether this is new.
     """
     inner = adapter.slots().innermost(optimizer)
     known = _reported.get(inner)
@@ -28,7 +28,7 @@ def report(optimizer: Any, built: bool) -> bool:
 
 
 def forget(optimizer: Any) -> None:
-    """Forgets what an optimizer has reported, which was a copy made to find out something."""
+    """Forgets the report of an optimizer that was only a copy made to find out something."""
     _reported.pop(optimizer, None)
 
 
@@ -49,7 +49,7 @@ def has_slots(optimizer: Any) -> bool:
 
 
 def has_whole_slots(optimizer: Any, variable: Any) -> bool:
-    """Returns whether an optimizer has a slot of a variable that is of its shape."""
+    """Returns whether an optimizer has a slot of a variable with the variable's shape."""
     return any(slot.shape == variable.shape for _, _, slot in adapter.slots().slots(optimizer, [variable]))
 
 

@@ -1,13 +1,13 @@
-"""What optimizers of tf_keras keep, old and new ones: which variable is the slot of which weight.
+"""What optimizers of tf_keras, old and new, keep: which variable is the slot of which weight.
 
-The new optimizers keep slots in lists, one entry per variable that they were built for, in an order that is the rank's
-own. A list that is as long as the optimizer's index of variables is one of slots:
+The new optimizers keep slots in lists, with one entry per variable that they were built for, in the rank's own order. A
+list that is as long as the optimizer's index of variables is a list of slots:
 
     optimizer._index_dict   {key of kernel: 0, key of bias: 1}
     optimizer._momentums    [of kernel,        of bias]          ─▶ (kernel, "momentums"), (bias, "momentums")
 
-Some of their slots are made without a reference to the weight (Adafactor), so looking at what is made would not do.
-The legacy optimizers name theirs (`get_slot_names`, `get_slot`).
+Some of their slots are made without a reference to the weight (Adafactor), so watching what is made would not suffice.
+The legacy optimizers name their slots (`get_slot_names`, `get_slot`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import tf_keras
 
 _NEW = tf_keras.optimizers.Optimizer
 _LEGACY = tf_keras.optimizers.legacy.Optimizer
-#: All slots and other variables once more, in the order in which they were made; and the index.
+#: Attributes that hold all slots and other variables once more, in the order in which they were made; and the index.
 _NOT_STATE = ("_variables", "_index_dict")
 
 
 def is_optimizer(value: Any) -> bool:
-    """Returns whether something is a Keras optimizer."""
+    """Returns whether an object is a Keras optimizer."""
     return isinstance(value, (_NEW, _LEGACY))
 
 
 def innermost(optimizer: Any) -> Any:
-    """Returns the optimizer that has the slots: the one inside, for a `LossScaleOptimizer`."""
+    """Returns the optimizer that has the slots. For a `LossScaleOptimizer` it is the one inside."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
@@ -61,7 +61,7 @@ def children(optimizer: Any) -> dict[str, Any]:
         optimizer: any Keras optimizer.
     """
     inner = innermost(optimizer)
-    # The new optimizers keep their first answer, and would leave out for ever what they make later.
+    # The new optimizers keep their first answer, and would never include what they make later.
     vars(inner).pop("_coalesced_children", None)
     tracked: Mapping[str, Any] = tf.train.TrackableView.children(optimizer)
     vars(inner).pop("_coalesced_children", None)
@@ -74,7 +74,7 @@ def slots(optimizer: Any, variables: Iterable[tf.Variable]) -> Iterator[tuple[tf
 
     Args:
         optimizer: any Keras optimizer.
-        variables: those whose slots are wanted.
+        variables: variables whose slots are wanted.
 
     Yields:
         A variable, the name of the slot without leading underscores, and the slot. For an optimizer of the new kind.
@@ -98,21 +98,22 @@ def slots(optimizer: Any, variables: Iterable[tf.Variable]) -> Iterator[tuple[tf
 
 
 def can_move_slots(optimizer: Any) -> bool:
-    """Returns whether an optimizer is of the new kind, whose slots can be added and dropped by variable."""
+    """Returns whether an optimizer is new, so that its slots can be added and dropped by variable."""
     return isinstance(innermost(optimizer), _NEW)
 
 
 def add_slots(optimizer: Any, variable: Any) -> bool:
-    """Makes slots for one more variable, in an optimizer of the new kind that may have been built for others.
+    """Makes slots for one more variable in a new optimizer, which may have been built for others.
 
-    It is built anew for that variable alone; what it has then is put after what it had, and all else is as before.
+    The optimizer is built anew for that variable alone. Then the new slots are put after the old ones, and all else is
+    as before.
 
     Args:
         optimizer: any Keras optimizer of the new kind.
         variable: the variable.
 
     Returns:
-        Whether it has slots for the variable now; not where another replica is to have them.
+        Whether it has slots for the variable now. It has none where another replica is to have them.
     """
     inner, key = innermost(optimizer), innermost(optimizer)._var_key(variable)
     if key in (getattr(inner, "_index_dict", None) or {}):
@@ -170,10 +171,10 @@ def has_slot_lists(optimizer: Any) -> bool:
 
 
 def let_take(variable: tf.Variable, other: tf.Variable) -> None:
-    """Lets Keras's optimizers take a variable for another one, whose slots and exceptions from decay are its own then.
+    """Lets Keras's optimizers take a variable for another one, so that it has the other's slots and decay.
 
-    They know variables by this number and by their names, which have the scope that is open where they are made. Seen
-    to work with TensorFlow and tf_keras 2.16 to 2.21.
+    Optimizers know variables by this number and by their names, which have the scope that is open where they are made.
+    This works with TensorFlow and tf_keras 2.16 to 2.21.
     """
     variable._unique_id = other._unique_id
     variable._handle_name = other.name

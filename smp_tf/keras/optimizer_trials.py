@@ -1,4 +1,4 @@
-"""What copies of an optimizer tell when they are tried out: how many slots it keeps, and whether it updates rows."""
+"""Tries out copies of an optimizer, to find how many slots it keeps, and whether it updates rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from smp_tf.keras.optimizer_methods import has_own_apply
 
 #: The side of the matrix whose slots are counted.
 _SIDE = 64
-#: Of the matrix that is updated whole and in two pieces: rows, rows of the first piece, columns, and how often it is.
+#: For the matrix that is updated whole and in two pieces: rows, rows of the first piece, columns, and number of
+#: updates.
 _ROWS, _BORDER, _COLUMNS, _UPDATES = 8, 3, 4, 9
 
-#: Whether optimizers make of some rows of a weight what they make of them within all.
+#: Whether each optimizer updates some rows of a weight as it updates them within the whole.
 _updates_rows: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 #: Copies of optimizers that are being tried out.
@@ -27,14 +28,14 @@ _trials: weakref.WeakSet[Any] = weakref.WeakSet()
 def slots_of(optimizer: Any) -> float | None:
     """Returns how many slots an optimizer keeps for a variable, in sizes of the variable.
 
-    A copy of it is built for a small variable; the optimizer itself stays as it is.
+    A copy is built for a small variable. The optimizer itself stays as it is.
 
     Args:
         optimizer: any Keras optimizer.
 
     Returns:
-        The number, such as 2.0 for Adam, what it keeps besides slots included; None where it cannot be copied, or says
-        nothing of what it keeps.
+        The number, such as 2.0 for Adam, with what it keeps besides slots; None where it cannot be copied, or does not
+        say what it keeps.
     """
     given = adapter.slots().innermost(optimizer)
     try:
@@ -47,30 +48,30 @@ def slots_of(optimizer: Any) -> float | None:
         return None
     found = adapter.slots().variables_of(copy)
     optimizer_reports.forget(copy)
-    # What an optimizer of smp_tf keeps besides its slots it says itself.
+    # An optimizer of smp_tf itself says what it keeps besides its slots.
     beside = given.slots_beside() if hasattr(given, "slots_beside") else 0.0
     return sum(slot.shape.num_elements() for slot in found if slot.shape.rank) / _SIDE**2 + beside
 
 
 def is_on_trial(optimizer: Any) -> bool:
-    """Returns whether an optimizer is a copy by which another one's ways are found out."""
+    """Returns whether an optimizer is a copy that is being tried out."""
     return optimizer in _trials
 
 
 def updates_rows(optimizer: Any) -> bool:
-    """Returns whether an optimizer makes of some rows of a weight, given alone, what it makes of them within the whole.
+    """Returns whether an optimizer updates some rows of a weight alone as it updates them within the whole.
 
-    It is tried out when this is first asked, on copies: one updates a small matrix, another one its upper and its lower
-    rows. Adafactor, which looks at columns, does not, nor one that clips each gradient by its norm. One that cannot be
-    copied, that changes nothing in some updates, or whose class has an `apply_gradients` of its own, which may send
-    something, is taken for one that does not.
+    This is tried out when it is first asked, on copies: one updates a small matrix, another one its upper and its lower
+    rows. Adafactor, which looks at columns, does not pass, nor does an optimizer that clips each gradient by its norm.
+    These do not count as passing, either: an optimizer that cannot be copied, one that changes nothing in some updates,
+    and one whose class has its own `apply_gradients`, which may send something.
 
     Args:
         optimizer: any Keras optimizer.
     """
     inner = adapter.slots().innermost(optimizer)
     if inner not in _updates_rows:
-        # Where the signs of gradients are all that counts, trying it out would not show that it clips.
+        # Where only the signs of gradients count, the trial would not show that it clips.
         if getattr(inner, "clipnorm", None) or has_own_apply(inner):
             _updates_rows[inner] = False
             return False
@@ -89,7 +90,7 @@ def _makes_the_same_of_rows(given: Any) -> bool:
     whole, pieces = [tf.Variable(value)], [tf.Variable(value[:_BORDER]), tf.Variable(value[_BORDER:])]
     config = given.get_config()
     if "learning_rate" in config:
-        # It may be small, or grow from nothing.
+        # The rate may be small, or grow from nothing.
         config["learning_rate"] = 0.1
     copies = []
     for _ in range(2):
@@ -98,7 +99,7 @@ def _makes_the_same_of_rows(given: Any) -> bool:
         if hasattr(copies[-1], "jit_compile"):
             copies[-1].jit_compile = False
     for _ in range(_UPDATES):
-        # Large, and larger in some rows, so that whatever clips does.
+        # Large, and larger in some rows, so that clipping has an effect.
         gradient = (generator.normal(size=value.shape) * 10.0 ** np.arange(_ROWS)[:, None]).astype(np.float32)
         copies[0].apply_gradients([(tf.constant(gradient), whole[0])])
         parts = gradient[:_BORDER], gradient[_BORDER:]
@@ -106,5 +107,5 @@ def _makes_the_same_of_rows(given: Any) -> bool:
     if np.array_equal(whole[0].numpy(), value):
         return False
     together = np.concatenate([piece.numpy() for piece in pieces])
-    # Of several ops for a slice of memory, processors may round the last elements otherwise.
+    # Processors may round the last elements of a slice of memory differently.
     return bool(np.allclose(together, whole[0].numpy(), rtol=1e-5, atol=1e-6))

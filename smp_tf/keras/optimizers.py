@@ -1,6 +1,6 @@
-"""What optimizers of tf_keras do with gradients, old and new ones, and where smp_tf changes it.
+"""What optimizers of tf_keras, old and new, do with gradients, and where smp_tf changes it.
 
-Private pieces are seen to work on tf_keras 2.21; tests/smp_tf/keras/test_optimizers.py fails when they change.
+Private pieces work with tf_keras 2.21. tests/smp_tf/keras/test_optimizers.py fails when they change.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def is_own_module(name: str) -> bool:
 
 
 def base() -> type:
-    """Returns the class that all optimizers derive from which define no `__getattribute__`."""
+    """Returns the class that all optimizers without their own `__getattribute__` derive from."""
     kind: type = tf_keras.optimizers.Optimizer
     return kind
 
 
 def classes_defining(method: str) -> list[type]:
-    """Returns every class of optimizers, Keras's and the script's, with a definition of its own of a method."""
+    """Returns every class of optimizers, Keras's and the script's, that itself defines a method."""
     found: list[type] = []
     bases = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
     stack: list[type] = [c for kind in bases for c in kind.__mro__ if is_own_module(c.__module__)]
@@ -77,7 +77,7 @@ def update_loss_scale(optimizer: Any) -> Any:
     """Changes the loss scale of a `LossScaleOptimizer` as if it were given no gradient at all.
 
     Returns:
-        Whether the gradients of the step are to be applied: a bool, or a bool tensor.
+        Whether to apply the gradients of the step, as a bool or a bool tensor.
     """
     return optimizer._loss_scale.update([])[1] if optimizer.dynamic else True
 
@@ -94,7 +94,7 @@ def follow_schedule(optimizer: Any) -> None:
 
 
 def kinds() -> dict[str, type]:
-    """Returns Keras's classes of optimizers by their names in small letters."""
+    """Returns Keras's classes of optimizers by their names in lower case."""
     found: dict[str, type] = {}
     for name, kind in vars(tf_keras.optimizers).items():
         if isinstance(kind, type) and issubclass(kind, base()) and kind is not base():
@@ -103,7 +103,7 @@ def kinds() -> dict[str, type]:
 
 
 def made(name: str) -> Any:
-    """Returns an optimizer that Keras makes of a name, or of what a script has registered under it.
+    """Returns the optimizer that Keras makes from a name, or from a script's class registered under it.
 
     Raises:
         UnknownNameError: Keras knows no such name.
@@ -111,7 +111,7 @@ def made(name: str) -> Any:
     try:
         return tf_keras.optimizers.get(name)
     except ValueError as error:
-        # A class that a script has registered may raise one, too.
+        # A class that a script has registered may raise it, too.
         if tf_keras.saving.get_registered_object(name) is None:
             raise UnknownNameError(name) from error
         raise

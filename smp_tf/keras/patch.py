@@ -1,4 +1,4 @@
-"""Replaces methods of other people's classes by ours, for a while."""
+"""Replaces methods of other libraries' classes by ours, for a while."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Stands for an attribute that was not there.
+#: Stands for an attribute that did not exist.
 _NOTHING = object()
 
 
 class Patch(abc.ABC):
-    """Methods of Keras's classes replaced by ours, from `install` until `remove`."""
+    """Replaces methods of Keras's classes by ours, from `install` until `remove`."""
 
     def __init__(self) -> None:
-        # By class and name: what stood there, or that nothing did.
+        # For each class and name, what was there before, or that nothing was.
         self._originals: list[tuple[Any, str, Any]] = []
 
     def install(self) -> bool:
-        """Puts ours in place. Doing it twice is doing it once.
+        """Puts our methods in place. A second call changes nothing.
 
         Returns:
             Whether they were not in place before.
@@ -31,7 +31,7 @@ class Patch(abc.ABC):
         return True
 
     def remove(self) -> None:
-        """Puts Keras's own back."""
+        """Puts Keras's own methods back."""
         for owner, name, original in reversed(self._originals):
             if original is _NOTHING:
                 delattr(owner, name)
@@ -41,7 +41,7 @@ class Patch(abc.ABC):
 
     @abc.abstractmethod
     def _replace(self) -> None:
-        """Puts ours in place, by `_wrap`."""
+        """Puts our method in place, made by `_wrap`."""
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
@@ -57,7 +57,7 @@ class Patch(abc.ABC):
 
 @contextlib.contextmanager
 def replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replaces attributes of modules within its context: each a module, a name and what it is to be."""
+    """Replaces attributes of modules within its context. Each is given as a module, a name and the new value."""
     with contextlib.ExitStack() as stack:
         for owner, name, ours in attributes:
             stack.callback(setattr, owner, name, getattr(owner, name))

@@ -1,4 +1,4 @@
-"""The partitions that a script asks for layers: by a context around their construction, or around their calls."""
+"""The partitions that a script asks for layers, by a context around their construction or their calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Open(threading.local):
-    #: The partitions of the contexts that are open, the innermost last.
+    #: The partitions of the open contexts, the innermost last.
     stages: tuple[int, ...] = ()
 
 
@@ -20,7 +20,7 @@ _constructed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def placed_on(partition: int) -> Iterator[None]:
-    """Places what is constructed or called within this context in this thread; the innermost context wins."""
+    """Places what is constructed or called within this context in this thread. The innermost context wins."""
     before = _open.stages
     _open.stages = (*before, partition)
     try:
@@ -36,7 +36,7 @@ def note_construction(layer: Any) -> None:
 
 
 def stage_of(layer: Any) -> int | None:
-    """Returns the partition asked for a call of this layer: by the context around the call, else its construction."""
+    """Returns the partition asked for a layer's call, by the context around the call or else its construction."""
     if _open.stages:
         return _open.stages[-1]
     return _constructed.get(layer)

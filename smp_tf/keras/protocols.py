@@ -1,4 +1,4 @@
-"""What smp_tf asks of Keras: a protocol for each subject, which a module can answer."""
+"""What smp_tf asks of Keras, as a protocol for each subject, which a module can implement."""
 
 from __future__ import annotations
 
@@ -56,17 +56,18 @@ class Layers(Protocol):
         """Announces to a recorder, within its context, the call of every layer that a distributed model calls.
 
         Args:
-            recorder: what to announce calls to, with the layer's name and that of its class.
-            is_distributed: whether a layer is a distributed model; calls outside any such model are not announced.
-            around: given a layer that is called outside any such model, the context to call it in, which may announce
-                the call of the model that the layer is part of.
+            recorder: the recorder to announce calls to, with the layer's name and that of its class.
+            is_distributed: returns whether a layer is a distributed model. Calls outside any such model are not
+                announced.
+            around: takes a layer that is called outside any such model, and returns the context to call it in. The
+                context may announce the call of the model that the layer is part of.
         """
 
     def seed_initializers(self, generator: random.Random) -> None:
         """Lets Keras draw the seeds of initializers in this thread from a generator."""
 
     def constructors(self) -> list[Place]:
-        """Returns what every layer is constructed by."""
+        """Returns the methods that construct every layer."""
 
     def makers_of_read_variables(self) -> list[Place]:
         """Returns methods that make variables which belong to the script, or which they read at once."""
@@ -79,13 +80,13 @@ class Layers(Protocol):
 
 
 class Slots(Protocol):
-    """What an optimizer keeps: its slots, which belong to a variable each, and the rest."""
+    """What an optimizer keeps: its slots, of which each belongs to a variable, and the rest."""
 
     def is_optimizer(self, value: Any) -> bool:
         """Returns whether something is an optimizer."""
 
     def innermost(self, optimizer: Any) -> Any:
-        """Returns the optimizer that has the slots: the one inside, where one wraps another one."""
+        """Returns the optimizer that has the slots. Where one wraps another, it is the one inside."""
 
     def make_slots(self, optimizer: Any, variables: list[tf.Variable]) -> None:
         """Makes the slots of an optimizer that has none yet."""
@@ -112,13 +113,13 @@ class Slots(Protocol):
         """Returns whether slots of one variable can be added to an optimizer, and dropped."""
 
     def add_slots(self, optimizer: Any, variable: Any) -> bool:
-        """Makes slots for one more variable; returns whether the optimizer has some for it now."""
+        """Makes slots for one more variable, and returns whether the optimizer has some for it now."""
 
     def drop_slots(self, optimizer: Any, variable: Any) -> None:
         """Forgets the slots of one variable."""
 
     def let_take(self, variable: tf.Variable, other: tf.Variable) -> None:
-        """Lets optimizers take a variable for another one, whose slots are its own then."""
+        """Lets optimizers take a variable for another one, so that it has the other's slots."""
 
 
 class Optimizers(Protocol):
@@ -128,10 +129,10 @@ class Optimizers(Protocol):
         """Returns whether a module is part of Keras."""
 
     def classes_defining(self, method: str) -> list[type]:
-        """Returns every class of optimizers, Keras's and the script's, with a definition of its own of a method."""
+        """Returns every class of optimizers, Keras's and the script's, that itself defines a method."""
 
     def base(self) -> type:
-        """Returns the class that all optimizers derive from which define no `__getattribute__`."""
+        """Returns the class that all optimizers without their own `__getattribute__` derive from."""
 
     def scales_losses(self, optimizer: Any) -> bool:
         """Returns whether an optimizer wraps another one and scales losses for it."""
@@ -140,7 +141,7 @@ class Optimizers(Protocol):
         """Returns the function that says whether all gradients are finite, for optimizers that scale losses."""
 
     def update_loss_scale(self, optimizer: Any) -> Any:
-        """Changes the scale as if there were no gradient; returns whether those of the step are to be applied."""
+        """Changes the scale as if there were no gradient, and returns whether to apply those of the step."""
 
     def clips_by_all(self, optimizer: Any) -> bool:
         """Returns whether an optimizer scales gradients by the norm of all of them."""
@@ -155,10 +156,10 @@ class Optimizers(Protocol):
         """Returns what an older optimizer does with all gradients, where the script has not chosen it."""
 
     def kinds(self) -> dict[str, type]:
-        """Returns Keras's classes of optimizers by their names in small letters."""
+        """Returns Keras's classes of optimizers by their names in lower case."""
 
     def made(self, name: str) -> Any:
-        """Returns an optimizer that Keras makes of a name, or of what a script has registered under it.
+        """Returns the optimizer that Keras makes from a name, or from a script's class registered under it.
 
         Raises:
             UnknownNameError: Keras knows no such name.
@@ -166,7 +167,7 @@ class Optimizers(Protocol):
 
 
 class UnknownNameError(Exception):
-    """Keras knows nothing of a name."""
+    """Keras does not know a name."""
 
 
 class Losses(Protocol):
@@ -188,7 +189,7 @@ class Losses(Protocol):
         """Returns whether a loss is a sum over samples."""
 
     def no_reduction(self) -> Any:
-        """Returns what a loss has for its reduction that is reduced by its caller."""
+        """Returns the reduction of a loss that its caller reduces."""
 
     def reducing_metric(self) -> tuple[type, frozenset[str]]:
         """Returns the class of metrics that add up numbers, and its reductions that divide by how many there were."""
@@ -213,7 +214,7 @@ class Loops(Protocol):
         """Returns whether a callback is to be called after every batch of a training."""
 
     def is_of_keras(self, kind: type) -> bool:
-        """Returns whether a class of callbacks is one of Keras's, but for the one that all derive from."""
+        """Returns whether a class of callbacks is one of Keras's, except the one that all derive from."""
 
     def is_tensorboard(self, callback: Any) -> bool:
         """Returns whether a callback writes for TensorBoard."""
@@ -225,17 +226,17 @@ class Loops(Protocol):
         """Returns whether a callback only shows or writes the logs."""
 
     def acts_alone(self, callback: Any) -> bool:
-        """Returns whether a callback of Keras's writes, shows or runs functions of the script's, and no more."""
+        """Returns whether a callback of Keras's only writes, shows or runs functions of the script's."""
 
     def runs_functions(self, callback: Any) -> bool:
         """Returns whether a callback of Keras's runs functions of the script's."""
 
 
 class Archives(Protocol):
-    """What Keras writes and reads of models: weights, whole models, a summary."""
+    """What Keras writes and reads of models: weights, whole models and summaries."""
 
     def values_read_late(self) -> AbstractContextManager[None]:
-        """Makes Keras, within its context, give variables data sets of the files it reads, not what they hold."""
+        """Makes Keras, within its context, give variables the data sets that it reads, and not their contents."""
 
     def values_one_by_one(self) -> AbstractContextManager[None]:
         """Makes Keras, within its context, write and read weights one value at a time."""
@@ -244,7 +245,7 @@ class Archives(Protocol):
         """Returns the file that holds the HDF5 file of a data set within it, while `values_read_late` has it read."""
 
     def is_default_options(self, options: Any) -> bool:
-        """Returns whether options for saving are those that Keras's callbacks make up when they are given none."""
+        """Returns whether options for saving are those that Keras's callbacks make when they are given none."""
 
     def write_weights(self, model: Any, path: str) -> None:
         """Writes a model's weights into an HDF5 file."""

@@ -1,4 +1,4 @@
-"""The scopes of `tf.distribute`, which copies a model over devices itself, and so cannot go with a split one."""
+"""Refuses scopes of `tf.distribute`, which itself copies a model over devices, and so excludes a split model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from smp_tf.errors import StepError
 
 
 def refuse_strategy(doing: str) -> None:
-    """Raises where a strategy of `tf.distribute` is in force.
+    """Raises an error where a strategy of `tf.distribute` is in force.
 
     Args:
-        doing: what was begun, such as "Model 'net' was compiled".
+        doing: words for what was begun, such as "Model 'net' was compiled".
 
     Raises:
-        StepError: it is.
+        StepError: a strategy is in force.
     """
     if not tf.distribute.has_strategy():
         return

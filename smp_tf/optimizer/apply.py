@@ -1,6 +1,6 @@
-"""What Keras's `apply_gradients` does where other ranks apply gradients of other variables.
+"""Changes what Keras's `apply_gradients` does where other ranks apply gradients of other variables.
 
-A rank leaves out what it does not update. What is left of a call is one of four cases:
+A rank leaves out what it does not update. The rest of a call is one of four cases:
 
     case            what other ranks need of this one                    what is called here
     SCALES          whether its gradients are finite                     the optimizer, or what only counts the step
@@ -64,13 +64,13 @@ def is_divided(running: runtime.Runtime) -> bool:
 
 
 class _InForce(threading.local):
-    """What an optimizer is called within: another one may wrap it, or call its base class."""
+    """What an optimizer is called within, since another one may wrap it, or call its base class."""
 
-    #: Whether an optimizer that another one wraps is given gradients of which other ranks have others.
+    #: Whether an optimizer that another one wraps is given gradients for only some of the list's variables.
     is_wrapped: bool = False
     #: Whether gradients are being applied.
     is_inside: bool = False
-    #: In which graph.
+    #: The graph in which they are applied.
     graph: Any = None
 
 
@@ -88,7 +88,7 @@ def _applying_over_ranks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _whole_apply(optimizer: Any, kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Applies gradients within its context, at the end of which every replica has the new weights.
+    """Applies gradients within its context. At its end every replica has the new weights.
 
     Of an apply within another one it does nothing, but for few updates at once in a branch of the first one's graph, as
     that of a `LossScaleOptimizer`.
@@ -135,7 +135,7 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
 
 
 class Case(enum.Enum):
-    """What kind of call is left on this rank; the table above says what follows."""
+    """The kind of call that is left on this rank. The table above says what follows."""
 
     SCALES = enum.auto()
     NOTHING = enum.auto()
@@ -145,14 +145,14 @@ class Case(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Apply:
-    """What this rank has left of a call of `apply_gradients`.
+    """This rank's part of a call of `apply_gradients`.
 
     Args:
         optimizer: of Keras.
-        kept: gradients, or None, and variables: those that this rank updates, with blocks in place of rows.
-        call: the optimizer's own method, given such pairs.
+        kept: gradients, or None, and variables that this rank updates, with blocks in place of rows.
+        call: the optimizer's own method, which takes such pairs.
         is_spread: whether other ranks apply gradients of other variables of the same list.
-        is_empty: whether variables were left out here, and those that are kept have no gradient.
+        is_empty: whether variables were left out here, and the rest have no gradient.
         is_users: whether the method is one of the script's own.
     """
 
@@ -165,7 +165,7 @@ class Apply:
 
     @property
     def case(self) -> Case:
-        """What kind of call it is."""
+        """Returns what kind of call it is."""
         if adapter.optimizers().scales_losses(self.optimizer):
             return Case.SCALES
         if self.is_empty:
@@ -173,7 +173,7 @@ class Apply:
         return Case.LOOKS_AT_ALL if self._looks_at_all else Case.ALONE
 
     def run(self) -> Any:
-        """Applies the gradients, and gives what the optimizer's method gives."""
+        """Applies the gradients, and returns the result of the optimizer's method."""
         match self.case:
             case Case.SCALES:
                 with _applying_over_ranks() if self.is_spread else contextlib.nullcontext():
@@ -188,11 +188,11 @@ class Apply:
 
     @property
     def _looks_at_all(self) -> bool:
-        """Whether the optimizer computes something of all gradients, and other ranks have some of them."""
+        """Returns whether the optimizer computes something from all gradients, and other ranks have some of them."""
         return self.is_spread and (self.is_users or adapter.optimizers().clips_by_all(self.optimizer))
 
     def _apply_nothing(self) -> Any:
-        """Counts the step, and takes part in what other ranks compute of all gradients."""
+        """Counts the step, and takes part in what other ranks compute from all gradients."""
         if self.is_spread and self.is_users:
             with norms.counting([True]):
                 return self.call(_nothing())
@@ -201,7 +201,7 @@ class Apply:
         return _only_count(self.optimizer)
 
     def _counted(self) -> list[bool]:
-        """Returns of each gradient whether this rank counts it in the norm of all."""
+        """Returns for each gradient whether this rank counts it in the norm of all."""
         return [_is_counted(variable, self.optimizer) for gradient, variable in self.kept if gradient is not None]
 
     def _watched(self) -> contextlib.AbstractContextManager[Any]:
@@ -248,12 +248,12 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _require_sound(optimizer: Any, pairs: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, Any]]) -> None:
-    """Notes that an optimizer is used, and raises where it must not apply what it is given.
+    """Notes that an optimizer is used, and raises an error where it must not apply its arguments.
 
     Args:
         optimizer: of Keras.
         pairs: gradients, or None, and variables, as they were given.
-        stored: those of them that this rank stores.
+        stored: the pairs whose variables this rank stores.
     """
     is_models = are_of_models(variable for _, variable in pairs)
     if is_models:
@@ -267,10 +267,10 @@ def _require_sound(optimizer: Any, pairs: Sequence[tuple[Any, Any]], stored: Seq
 
 
 def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the `apply_gradients` of `smp.DistributedOptimizer`, and what the script puts in its place.
+    """Returns the `apply_gradients` of `smp.DistributedOptimizer`, or of what the script puts in its place.
 
-    It compares what replicas have, so it is given all gradients, and leaves out itself what this rank does not update.
-    What the script puts in its place is given those of this stage.
+    It compares what replicas have, so it is given all gradients, and itself leaves out what this rank does not update.
+    The script's replacement is given those of this stage.
     """
 
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -290,16 +290,16 @@ def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unjoined(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Keras's sum over the replicas of a strategy of TensorFlow's, left out where there is none.
+    """Returns Keras's sum over the replicas of a TensorFlow strategy, which does nothing where there is no strategy.
 
-    It makes one op of all gradients, so that the first weight would wait for the average of the last one.
+    Keras's sum is one op of all gradients. With it, the first weight would wait for the average of the last one.
     """
 
     def aggregate_gradients(optimizer: Any, grads_and_vars: Iterable[Any]) -> Any:
         pairs = list(grads_and_vars)
         running = runtime.current_or_none()
         is_ours = running is not None and is_split(running) and are_of_models(variable for _, variable in pairs)
-        # The older ones take a function that makes something else of gradients.
+        # The older optimizers take a function that changes gradients.
         usual = adapter.optimizers().usual_aggregator()
         is_usual = is_of_keras(original) and getattr(optimizer, "gradient_aggregator", usual) is usual
         if is_ours and is_usual and not tf.distribute.has_strategy():
@@ -313,7 +313,7 @@ def unjoined(original: Callable[..., Any]) -> Callable[..., Any]:
 def _stand_in() -> tf.Variable:
     """Returns what a class of the script's is given where this rank has nothing to apply.
 
-    What the class computes of all gradients, such as their norm, other ranks wait for. Keras's own `apply_gradients`
+    Other ranks wait for what the class computes from all gradients, such as their norm. Keras's own `apply_gradients`
     leaves this out.
     """
     empty = np.zeros([0], np.float32)
@@ -330,11 +330,11 @@ def _nothing() -> list[tuple[Any, Any]]:
 
 
 def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context whose ops wait until the tasks of this rank have ended, of which the gradients come.
+    """Returns a context whose ops wait until the tasks of this rank, which make the gradients, have ended.
 
-    What an optimizer makes of its slots alone, such as momentum times the last change, TensorFlow would make at the
-    step's begin otherwise, and a set of it would lie there next to the stash. Gradients that are no step's own, such as
-    clipped ones, are waited for.
+    Otherwise TensorFlow would compute at the step's begin what an optimizer makes of its slots alone, such as momentum
+    times the last change. A whole set of it would be in memory next to the stash. Gradients that are not a step's own,
+    such as clipped ones, are waited for.
     """
     if tf.executing_eagerly():
         return contextlib.nullcontext()
@@ -348,7 +348,7 @@ def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractConte
         else:
             what = gradient
         waited_for[id(what)] = what
-    # One op that waits for all: were each of the context's to, there would be as many edges as gradients times ops.
+    # One op waits for all. If each of the context's ops did, there would be as many edges as gradients times ops.
     with tf.control_dependencies(list(waited_for.values())):
         all_there = tf.no_op()
     context: contextlib.AbstractContextManager[Any] = tf.control_dependencies([all_there])
@@ -356,27 +356,27 @@ def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractConte
 
 
 def _averages_itself(optimizer: Any) -> bool:
-    """Returns whether an optimizer averages over the replicas what steps leave to it, as those of one bit do."""
+    """Returns whether an optimizer itself averages over the replicas what steps leave to it, as 1-bit ones do."""
     return bool(getattr(optimizer, "averages_itself", False))
 
 
 def _is_counted(variable: Any, optimizer: Any) -> bool:
-    """Returns whether this rank counts a gradient: that of its own variable; of one that all have, the first does."""
+    """Returns whether this rank counts a gradient: its own variable's or, on the first rank, one that all have."""
     if row_blocks.is_block(variable):
         return True
     place = layouts.here()
     if store.store_of(variable) is None and place["P"] != 0:
         return False
     if not layouts.are_shared():
-        # Each replica has a norm of its own then, and counts all of it.
+        # Then each replica has its own norm, and counts all of it.
         place = {**place, "D": 0}
     slots = layouts.slots_of(variable, optimizer)
-    # Of one that may be cut, and has no block, the gradient is here as a whole.
+    # The gradient of a weight that may be cut, but has no block, is here as a whole.
     return is_first_at(EVERYWHERE if slots.only is None else slots, place)
 
 
 def _only_count(optimizer: Any) -> Any:
-    """Moves the step counter and a scheduled rate, as on all others, where there is nothing to apply."""
+    """Advances the step counter and a scheduled rate, as on all others, where there is nothing to apply."""
     with tf.init_scope():
         iterations = optimizer.iterations  # legacy optimizers make it now
         pending.optimizer_ready(optimizer, built=False)
@@ -385,7 +385,7 @@ def _only_count(optimizer: Any) -> Any:
 
 
 def _skip_scaled(optimizer: Any) -> Any:
-    """Counts a step of an optimizer that scales losses: with the others it decides whether gradients are applied."""
+    """Counts a step of an optimizer that scales losses, which decides with the others whether gradients are applied."""
     wanted = adapter.optimizers().update_loss_scale(optimizer)
     inner = optimizer.inner_optimizer
     if in_force.is_wrapped and has_own_apply(inner):
@@ -400,7 +400,7 @@ def _skip_scaled(optimizer: Any) -> Any:
 
         return tf.__internal__.smart_cond.smart_cond(wanted, apply_nothing, count)
     if adapter.optimizers().clips_by_all(inner) and in_force.is_wrapped:
-        # Those that apply gradients then reduce their norm, which every rank takes part in.
+        # Ranks that apply gradients then reduce their norm, and every rank takes part in this.
         tf.__internal__.smart_cond.smart_cond(
             wanted, lambda: norms.norm_of_own([]), lambda: tf.constant(0.0, adapter.layers().floatx())
         )

@@ -220,7 +220,7 @@ def trace_step(
             f"made by smp.DistributedModel, or by a subclass of it, inside the step."
         )
     for model in models:
-        # Metrics that a model holds are updated on every rank, like any other of the script.
+        # Metrics that a model holds are updated on every rank, like any other of the script's.
         model._smp_store.leave_to_script(adapter.layers().variables_of_script(model))
         # Also where the step called its layers or methods only, or, of a wrapped model, the model inside.
         model.built = True

@@ -1,7 +1,7 @@
-"""A step that needs no splitting: one partition, one microbatch, one replica. It runs as plain Keras would run it.
+"""A step that needs no split (one partition, one microbatch, one replica). It runs as in plain Keras.
 
-Inside a `tf.function` the step function is called right there, so the graph holds op for op what it would hold without
-smp_tf; called eagerly, it runs as a `tf.function` of its own.
+Inside a `tf.function` the step function is called directly. So the graph holds op for op what it would hold without
+smp_tf. If it is called eagerly, it runs as its own `tf.function`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from smp_tf.steps.sequel import Sequel
 from smp_tf.tf_internals import named
 from smp_tf.variables.model_context import set_step_being_traced
 
-#: What is known of an output that has no name.
+#: What is known of an output without a name.
 _TENSOR = OutputDescription("tensor")
 
 
 class _Calls:
-    """Stands for the step that is running: its models may be called."""
+    """Stands for the step that is running, so that its models may be called."""
 
     @contextlib.contextmanager
     def model_call(self, model: Any) -> Iterator[None]:
@@ -40,7 +40,7 @@ class _Calls:
 
 @dataclass(frozen=True, eq=False)
 class UnsplitProgram:
-    """A step ready to be run whole.
+    """A step that is ready to run as a whole.
 
     Args:
         trace: the trace of the step function.
@@ -60,10 +60,11 @@ class UnsplitProgram:
         """Runs the step.
 
         Args:
-            tensors: its tensor arguments, composite ones whole.
+            tensors: tensor arguments of the step. Composite ones are whole.
 
         Returns:
-            The structure it returns, with a `StepOutput` in place of every tensor; or what `then` makes of it.
+            The structure that the step returns, with a `StepOutput` in place of every tensor; or what `then` makes of
+            it.
         """
         if tf.executing_eagerly() and self.then is not None:
             return self._function(*tensors)

@@ -1,4 +1,4 @@
-"""Tells once, on rank 0, what XLA was asked to compile and cannot."""
+"""Tells once, on rank 0, what XLA was asked to compile and cannot compile."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from smp_tf.pipeline.run.stage_program import StageProgram
 
 
 def report_uncompiled(step: str, program: StageProgram) -> None:
-    """Says which parts of a step run without XLA, and why; every rank calls it.
+    """Says which parts of a step run without XLA, and why. Every rank calls it.
 
     Args:
         step: name of the step function.
-        program: what this rank runs of it.
+        program: what this rank runs of the step.
     """
     mine = {
         f"{_in_words(sweep, part)} of {_where(program, chunk)}": function.uncompiled
@@ -23,7 +23,7 @@ def report_uncompiled(step: str, program: StageProgram) -> None:
     everyone = allgather_json(mine, name=f"what XLA compiles of step {step!r}")
     parts = {part: reason for of_rank in everyone for part, reason in of_rank.items()}
     if parts:
-        # What follows on other lines is where TensorFlow was in its sources.
+        # The other lines only say where TensorFlow was in its sources.
         listed = "; ".join(f"{part}: {reason.partition(chr(10))[0]}" for part, reason in sorted(parts.items()))
         announce(
             f"xla is true, but XLA cannot compile all of step {step!r}. These parts run without it: {listed}",

@@ -1,4 +1,4 @@
-"""Computes the logs of one of Keras's steps, and what metrics hold, once per batch, from what its microbatches made."""
+"""Computes the logs of a step of Keras's, and the states of metrics, once per batch, from tensors of microbatches."""
 
 from __future__ import annotations
 
