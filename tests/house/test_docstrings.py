@@ -66,14 +66,14 @@ FINISHED = [
 
 #: How a docstring of a function begins. A verb that is not here is added.
 WORDS = """
-Adapts Adds Agrees Announces Answers Appends Applies Asks Assigns Averages Backs Begins Brings Broadcasts Builds Calls
-Changes Checks Chooses Closes Collects Combines Compares Compiles Connects Contracts Converts Copies Counts Cuts
-Decides Decorates Deletes Divides Does Draws Drops Ends Estimates Exchanges Exempts Fetches Fills Finds Follows
-Forgets Frees Gathers Gives Goes Groups Handles Holds Implements Imports Includes Joins Keeps Learns Leaves Lets Lists
-Loads Locks Looks Makes Marks Measures Minimises Moves Names Notes Numbers Opens Passes Places Plans Prepares Prints
-Puts Raises Reads Receives Records Reduces Refuses Registers Remembers Removes Renumbers Replaces Reports Requires
-Restores Returns Runs Saves Says Scales Seeds Sends Sets Shortens Shows Simulates Solves Sorts Splits Starts Stops
-Sums Takes Tells Traces Trains Tries Turns Undoes Updates Waits Walks Watches Wraps Writes Yields
+Adapts Adds Advances Agrees Announces Answers Appends Applies Asks Assigns Averages Backs Begins Brings Broadcasts
+Builds Calls Changes Checks Chooses Closes Collects Combines Compares Compiles Connects Contracts Converts Copies
+Counts Cuts Decides Decorates Deletes Divides Does Draws Drops Ends Estimates Exchanges Exempts Fetches Fills Finds
+Follows Forgets Frees Gathers Gives Goes Groups Handles Holds Implements Imports Includes Joins Keeps Learns Leaves
+Lets Lists Loads Locks Looks Makes Marks Measures Minimises Moves Names Notes Numbers Opens Passes Places Plans
+Prepares Prints Puts Raises Reads Receives Records Reduces Refuses Registers Remembers Removes Renumbers Replaces
+Reports Requires Restores Returns Runs Saves Says Scales Seeds Sends Sets Shortens Shows Simulates Solves Sorts Splits
+Starts Stops Sums Takes Tells Traces Trains Tries Turns Undoes Updates Waits Walks Watches Wraps Writes Yields
 """
 VERBS = frozenset(WORDS.split())
 
