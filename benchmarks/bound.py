@@ -9,18 +9,18 @@
     (o) as (p), one operation at once
     (s) as (o), every microbatch there and back before the next one: what (1) is to be compared with
 
-For every number of microbatches the processes of all ways are started once and then take turns, the others
-asleep, forwards and backwards through the ways; ratios are of pairs within a repetition. All turns of a
-pipeline are recorded (`smp.timeline`), so that of each step there are the times of its tasks. With these
+For every number of microbatches the processes of all ways are started once. Then they take turns, the others asleep,
+forwards and backwards through the ways. Ratios are of pairs within a repetition. All turns of a pipeline are recorded
+(`smp.timeline`), which gives the times of the tasks of each step. With these
 
     simulated   is what the schedule takes when messages are free and every task begins as soon as it can,
     bound       is what no schedule of these tasks beats (`smp_tf.pipeline.programs.simulate.lower_bound`),
 
-and both stand next to the step of the same turn. A step lasts from one call to the next, the optimizer and what
-Python does included; "first task to last" is without. Tasks take longer while other ranks compute, too; "work
-alone" is that of all tasks of all ranks of (s), of which only one computes at a time, in steps of (1).
+and both stand next to the step of the same turn. A step lasts from one call to the next, the optimizer and what Python
+does included. "first task to last" is without these. Tasks take longer while other ranks compute. So "work alone" is
+the time of all tasks of all ranks of (s), where only one computes at a time. Its unit is a step of (1).
 
-One more run compares smp_tf without partitions and microbatches with plain Keras, the batch whole.
+One more run compares smp_tf without partitions and microbatches with plain Keras. The batch is whole.
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ def seen(steps: Sequence[StepAnatomy], seconds: float, microbatches: int) -> dic
     """Returns what the timelines of a turn say.
 
     Args:
-        steps: of the turn.
-        seconds: of a step, the mean of the turn.
-        microbatches: of a step.
+        steps: steps of the turn.
+        seconds: mean time of a step of the turn.
+        microbatches: microbatches of a step.
 
     Returns:
-        Ratios, and the share of the ranks' time by what it went into, `PARTS`.
+        Ratios, and the share of the ranks' time that went into each of `PARTS`.
     """
     planned = steps[0].program.planned
     # The mean, since a step takes the sum of its tasks.
@@ -132,7 +132,7 @@ def seen(steps: Sequence[StepAnatomy], seconds: float, microbatches: int) -> dic
     own = [stage for step in steps for stage in step.stages if stage is not None]
     whole = planned.stages * (max(stage.until for stage in own) - min(stage.begin for stage in own))
     parts = {part: sum(each[part] for each in spent) / whole for part in PARTS}
-    # A rank that is done with the last step, while another is not, waits as it does for one that follows.
+    # A rank may be done with the last step before another. It then waits, as it does when a step follows.
     parts["bubble"] += 1.0 - sum(parts.values())
     return {
         "over_simulated": seconds / simulated,
@@ -163,7 +163,7 @@ def serial_schedule(partitions: int, microbatches: int) -> str:
 
 
 def crew_of(given: argparse.Namespace, way: str, size: str, microbatches: int, folder: Path) -> Crew:
-    """Starts the processes of a way; what they read is written into a folder."""
+    """Starts the processes of a way, and writes what they read into a folder."""
     schedule = {ZERO_BUBBLE: given.zero_bubble, SERIAL: str(folder / "serial.txt")}.get(way, given.schedule)
     if way == SERIAL:
         Path(schedule).write_text(serial_schedule(given.partitions, microbatches))
@@ -216,8 +216,8 @@ def figures(turns: dict[str, list[dict[str, Any]]], memory: dict[str, list[int]]
     """Returns the figures of a number of microbatches.
 
     Args:
-        turns: of every way, one a repetition.
-        memory: bytes of each process, by way.
+        turns: turns of every way, one for each repetition.
+        memory: bytes of each process by way.
     """
     seconds = {way: [turn["seconds"] for turn in told] for way, told in turns.items()}
     schedules = [way for way in turns if way not in (ONE, ALL)]

@@ -41,13 +41,13 @@ WAYS = ("off", "on", "due")
 SEED = 1
 #: On the first ten steps batches are compared whatever the way, and on the second one weights.
 FIRST = 11
-#: Of so many steps one is due.
+#: One step in so many is due.
 EVERY = 100
 
 
 @contextlib.contextmanager
 def traced_as(way: str) -> Iterator[None]:
-    """Makes a step, within its context, be traced to compare in that way."""
+    """Has a step traced to compare in that way, within its context."""
     running = runtime.current()
     every = 1 if way == "due" else 1 << 40
     config = dataclasses.replace(running.config, check_inputs=way != "off", check_replicas=way != "off")
@@ -81,7 +81,7 @@ def main() -> None:
                 float(step(*batch))
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(args.repetitions):
-        # Each is the first one as often as the others.
+        # Each way is first as often as the others.
         for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
             smp.barrier()
             began = time.perf_counter()

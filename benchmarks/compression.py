@@ -2,10 +2,10 @@ r"""Measures what a step takes, and how much replicas send, with each `gradient_
 
     horovodrun -np 2 -H host1:1,host2:1 python benchmarks/compression.py --size medium --json compression.json
 
-trains a GPT with Adam, and with OneBitAdam beyond its warm-up where gradients take one bit, on replicas that average
-over whatever is between them. The ways take turns in the same processes, each of them traced anew in every round.
-Seconds are medians, with the quartiles, of all rounds; bytes are what left the host of rank 0 over the interface that
-Horovod uses. On two hosts that are made of one machine, with a cable of 1 Gbit/s between them (as root):
+trains a GPT with Adam on replicas, which average over whatever network is between them. Where gradients take one bit,
+it trains with OneBitAdam, after its warm-up. The ways take turns in the same processes, and every round traces each of
+them anew. Seconds are medians, with the quartiles, of all rounds. Bytes are what left the host of rank 0 over the
+interface that Horovod uses. On two hosts that are made of one machine, with a cable of 1 Gbit/s between them (as root):
 
     python -m tests.distributed.two_hosts --rate 1gbit horovodrun --gloo --disable-cache -np 2 \
         -H host-a:1,host-b:1 python benchmarks/compression.py --size medium --json compression.json
@@ -33,7 +33,7 @@ from rich.table import Table
 
 WAYS = ("none", "bf16", "fp16", "1bit")
 SEED = 1
-#: The first is traced, and the second makes ready what TensorFlow and Horovod need; so many have whole gradients.
+#: Steps with whole gradients: the first is traced, and the second makes ready what TensorFlow and Horovod need.
 WARMUP = 2
 
 
@@ -64,7 +64,7 @@ def measure(args: argparse.Namespace, way: str) -> tuple[list[float], float]:
         raise SystemExit(f"one replica averages nothing: start {2 * args.partitions} processes, or a multiple of that")
     train_step = split_step(SIZES[args.size], optimizer_of(way))
     batch = own_batch(SIZES[args.size])
-    # One more, since nothing is sent in one bit before.
+    # One more, since no step before it sends anything in one bit.
     for _ in range(WARMUP + 1):
         float(train_step(*batch))
     seconds = []

@@ -1,10 +1,10 @@
-"""Counts what a start and a step do, and compares with the counts that are kept next to this file.
+"""Counts what a start and a step do, and compares these counts with those kept next to this file.
 
     horovodrun -np 2 python benchmarks/counts.py             # exit code 1 where something takes more than it did
     horovodrun -np 2 python benchmarks/counts.py --update    # keep what is counted now: benchmarks/counts.json
 
-Seconds differ from machine to machine and from minute to minute; counts do not, so a change that makes starts or steps
-dearer is seen in a review. Of a GPT of next to no width on two partitions:
+Seconds differ from machine to machine and from minute to minute. Counts do not, so a review sees a change that makes
+starts or steps dearer. Of a very narrow GPT on two partitions it counts:
 
     our calls     function calls in smp_tf from the call of the training function to the end of its first step, of the
                   rank that makes most
@@ -14,9 +14,9 @@ dearer is seen in a review. Of a GPT of next to no width on two partitions:
     functions     of the training functions
     messages      between the ranks in a step, and their bytes
 
-Other layers and microbatches say how a count grows: none may grow faster than what it grows with, and no function of
-TensorFlow's may be made for a microbatch. Messages and bytes are compared always, the rest where TensorFlow and Python
-are of the versions that were counted.
+Other numbers of layers and microbatches say how a count grows. None may grow faster than what it grows with, and no
+microbatch may add a TensorFlow function. Messages and bytes are always compared. The rest is compared where TensorFlow
+and Python have the versions that were counted.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ SETTINGS = ((1, 4), (2, 4), (4, 4), (2, 8), (2, 16))
 CALLS = ("our calls", "all calls")
 SENT = ("messages", "bytes")
 PROGRAM = ("ops", "executed", "functions", *SENT)
-#: By how much a count may be above the one that is kept; below it, by as much, it is to be kept anew.
+#: By how much a count may be above the one that is kept. A count that is below it by as much must be kept anew.
 TOLERANCE = 0.02
 #: By how much a count may grow beyond what it grows with.
 SLACK = 0.05
 
 
 class Calls:
-    """Counts calls of Python functions within `with`: of all, and of smp_tf's."""
+    """Counts calls of Python functions within `with`: all of them, and those of smp_tf."""
 
     def __init__(self) -> None:
         self.all = self.ours = 0
@@ -76,7 +76,7 @@ class Calls:
 
 
 def of_a_start(size: gpt.Size) -> tuple[Calls, Callable[..., tf.Tensor], tuple[tf.Tensor, ...]]:
-    """Returns the calls of a first step; and its function and its batch."""
+    """Returns the calls of a first step, its function and its batch."""
     train, batch = split_step(size, tf_keras.optimizers.SGD(0.01)), gpt.batch_of(size)
     with Calls() as calls:
         train(*batch).numpy()
@@ -114,7 +114,7 @@ def of_a_program(train: Callable[..., tf.Tensor], batch: tuple[tf.Tensor, ...]) 
         transport = runtime.current().transport
         assert transport is not None, "two ranks have a transport"
         stats = transport.stats()["edges"]
-        # What ranks say to each other besides is none of a step's.
+        # Other messages between ranks do not belong to a step.
         edges = [edge for edge in stats if edge["direction"] == "sent" and edge["program"] < MESSAGE_PROGRAM]
         return sum(edge["messages"] for edge in edges), sum(edge["bytes"] for edge in edges)
 
@@ -128,10 +128,10 @@ def of_a_program(train: Callable[..., tf.Tensor], batch: tuple[tf.Tensor, ...]) 
 def counted() -> dict[str, dict[str, float]]:
     """Returns all counts by setting."""
     found = {}
-    # What a process does only once, such as imports, is counted with the first, which is left out.
+    # The first start also counts what a process does only once, such as imports. So it is left out.
     for layers, microbatches in (SETTINGS[0], *SETTINGS):
         size = gpt.size_of(f"tiny+depth={layers}+batch=16")
-        # A model's names and the counters after them are those of a first one.
+        # The names of this model, and the counters in them, are those of a process's first model.
         smp.init({"microbatches": microbatches, "pipeline": "interleaved", "optimize": "memory", "seed": 1})
         calls, train, batch = of_a_start(size)
         mine = (calls.ours, round(calls.all / of_plain_keras(size), 4)), of_a_program(train, batch)
@@ -160,7 +160,7 @@ def of_growth(counts: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         ):
             first, second, third = (of[point][name] for point in points)
             added, more = second - first, third - second
-            # Twice as many, and twice again, may add twice as much.
+            # The second doubling may add twice as much as the first.
             if more > 2 * (1 + SLACK) * added + TOLERANCE * first:
                 yield f"{name} by {axis} rise by {added:,} and then by {more:,}, which is more than twice as much."
     if (few := of[2, 4]["functions"]) != (many := of[2, 16]["functions"]):

@@ -2,18 +2,17 @@
 
     horovodrun -np 2 python benchmarks/forecast.py --models gpt,mlp,convolutions,bert
 
-Each repetition measures the units of the model, as `model.profile` does, and then the step; so whatever slows the
+Each repetition measures the units of the model, as `model.profile` does, and then the step. So whatever slows the
 machine for a while slows both. The step is forward, backward, the sums over the microbatches and the update of the
-weights; with `--optimizer none` the update is left out of both. A ratio above 1 says that the step was forecast too
-slow.
-Where other programs take the processors now and then, look at "least disturbed": the forecast from the shortest time of
-each unit over the shortest median of steps, of all repetitions.
+weights. With `--optimizer none` the update is left out of both. A ratio above 1 says that the step was forecast too
+slow. Where other programs take the processors now and then, look at "least disturbed". It is the forecast from the
+shortest time of each unit over the shortest median of steps, of all repetitions.
 
-With `-np 4 --partitions 2` two replicas train, and the step averages gradients; the forecast then has the averages in
-it, by the speed of links between processes of a host that every plan takes, in a job and offline.
+With `-np 4 --partitions 2` two replicas train, and the step averages gradients. The forecast then includes these
+averages. It takes the speed that every plan has for links between processes of one host, in a job and offline.
 
-The forecast is that of `smp-tf plan`: the schedule, simulated with the sum of a stage's units for each of its tasks,
-which are faster while the other rank waits. "always beside" is the same if they were not.
+The forecast is that of `smp-tf plan`, which simulates the schedule. Each task takes the sum of its stage's units, and
+less while the other rank waits. "always beside" is the forecast if it did not take less.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ class Example:
     """A model to forecast.
 
     Args:
-        build: makes it.
-        batch: makes a batch: what the model is called with.
-        loss: of what it gives.
+        build: makes the model.
+        batch: makes a batch, which the model is called with.
+        loss: takes the loss of what the model returns.
     """
 
     build: Callable[[], Any]
@@ -171,7 +170,7 @@ class Forecast:
             if self.updater is not None:
                 self.updater.apply_gradients(zip(sums, trained, strict=True))
             made = [total.values if isinstance(total, tf.IndexedSlices) else total for total in sums]
-            # A gradient is on the rank that stores its weight only.
+            # Only the rank that stores a weight has its gradient.
             with tf.control_dependencies([total for total in made if total is not None]):
                 return tf.identity(loss.reduce_mean())
 
@@ -185,7 +184,7 @@ class Forecast:
         )
 
     def steps(self, seconds: float) -> float:
-        """Returns the seconds of a step: the median over many, each from one to the next."""
+        """Returns the seconds of a step: the median over many, each timed from its start to the next one's."""
         taken: list[float] = []
         count = 1
         while len(taken) < count:
@@ -217,9 +216,9 @@ class Forecast:
 
 
 def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Measures one model; returns its figures."""
+    """Measures one model, and returns its figures."""
     forecast = Forecast(MODELS[name], given.microbatches, given.optimizer)
-    # The plan of the first step goes by these.
+    # The first step is planned with these.
     first = forecast.measure()
     forecast.model._smp_store.measured = {
         unit: (ahead / forecast.samples, back / forecast.samples) for unit, (ahead, back) in first.times.items()

@@ -1,9 +1,9 @@
-"""Measures a hand-over: from a tensor ready on one rank to the op that needs it started on the other.
+"""Measures a hand-over: the time from a tensor that is ready on one rank to the start of the other rank's op.
 
     python benchmarks/hand_over.py --json hand_over.json
 
-Two processes on this host, both otherwise idle, exchange tensors of each size in several ways, which take turns within
-every repetition, so that what slows the machine for a while slows all of them:
+Two processes on this host, both otherwise idle, exchange tensors of each size in several ways. The ways take turns
+within every repetition, so that what slows the machine for a while slows all of them:
 
     smp_tf       from op to op through the ops that carry tensors between stages
     horovod      from op to op through hvd.broadcast over the process set of the two ranks, whose thread looks for
@@ -15,10 +15,10 @@ every repetition, so that what slows the machine for a while slows all of them:
     perftest     UCX's own ucx_perftest (ucp_am_lat with error handling) where it is installed: half of a round trip,
                  polling, without a pause between messages
 
-One turn is --count exchanges, each a tensor to the second process and back, with --gap milliseconds of rest before.
-What is told of it is the median of the tensors' ways to the second process, by the clock that both share; the ways back
-are in the JSON, and would differ by twice the difference of the clocks if these were not one. Over the repetitions:
-median and quartiles, of ratios those of one repetition.
+One turn is --count exchanges: each is a tensor to the second process and back, after --gap milliseconds of rest. The
+tables tell the median time to the second process, by the clock that both share. The JSON also has the times back. If
+the clocks were two, they would differ by twice the difference of the clocks. Over the repetitions: median and
+quartiles, of ratios those of one repetition.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from rich.table import Table
 
 sys.path.append(str(HERE.parent))
 
-#: What is measured, in the order of the tables, and what the JSON and the tables call it.
+#: What is measured, in the order of the tables, by its name in the JSON and the tables.
 WAYS = {
     "smp_tf": "smp_tf, from op to op",
     "horovod": "Horovod broadcast, from op to op",
@@ -99,7 +99,7 @@ def bytes_of(text: str) -> int:
 
 
 def count_of(count: int, size: int) -> int:
-    """Returns how many exchanges a turn has at a size: fewer of large tensors, but no less than five."""
+    """Returns how many exchanges a turn has at a size: fewer of large tensors, but at least five."""
     return count if size <= LARGE else max(min(count, 5), count * LARGE // size)
 
 
@@ -108,11 +108,12 @@ def one_way(first: dict[str, list[int]], second: dict[str, list[int]]) -> dict[s
 
     Args:
         first: `Hands.turn` of rank 0.
-        second: that of rank 1.
+        second: `Hands.turn` of rank 1.
 
     Returns:
-        "forward" and "back": from "ready" on one to "started" on the other. Of smp_tf the parts of "forward": "give",
-        until the transport is asked to send it; "carry", until it is there; "start", until the op runs that needs it.
+        "forward" and "back": from "ready" on one rank to "started" on the other. smp_tf also has the parts of
+        "forward": "give", until the transport is asked to send the tensor; "carry", until the tensor is there; "start",
+        until the op runs that needs it.
     """
 
     def median(later: Sequence[int], earlier: Sequence[int]) -> float:
@@ -133,8 +134,8 @@ class Measurement:
     """All processes of the benchmark, each asleep but in its turn; a context manager that ends them.
 
     Args:
-        given: the arguments.
-        say: is told what happens.
+        given: the program's arguments.
+        say: takes lines that tell what happens.
     """
 
     def __init__(self, given: argparse.Namespace, say: Callable[[str], None]) -> None:
@@ -144,7 +145,7 @@ class Measurement:
         self._crews: dict[str, Crew] = {}
         self._bare: BareTransfer | None = None
         self._perftest: Path | None = None
-        #: What can be measured here, and why the rest cannot.
+        #: The ways that can be measured here, and why the others cannot.
         self.ways: list[str] = list(given.ways)
         self.missing: dict[str, str] = {}
 
@@ -190,7 +191,7 @@ class Measurement:
         self.missing[way] = why
 
     def turn(self, way: str, size: int) -> dict[str, float]:
-        """Lets one way exchange tensors; returns its median nanoseconds, as `one_way` does."""
+        """Lets one way exchange tensors, and returns its median nanoseconds, as `one_way` does."""
         count, gap = count_of(self._given.count, size), self._given.gap / 1e3
         if way == "perftest":
             assert self._perftest is not None
@@ -204,7 +205,7 @@ class Measurement:
         try:
             return one_way(*crew.ask("turn", way=way, size=size, count=count, gap=gap))
         finally:
-            # Horovod's thread, for one, would go on looking for work, on the cores of the way that is next.
+            # Horovod's thread, for example, would go on looking for work on the cores of the next way.
             crew.pause()
 
 
@@ -214,13 +215,13 @@ def mpi_launcher() -> list[str] | None:
     if found is None:
         return None
     if os.geteuid() == 0:
-        # Open MPI's word for it; others have no such rule.
+        # The word is Open MPI's. Other MPIs have no such rule.
         os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return [found, "-n", "2"]
 
 
 def measure(given: argparse.Namespace, measurement: Measurement, say: Callable[[str], None]) -> dict[str, Any]:
-    """Lets all ways take turns at all sizes; returns the figures of each size."""
+    """Lets all ways take turns at all sizes, and returns the figures of each size."""
     turns: dict[str, dict[str, list[dict[str, float]]]] = {
         size: {way: [] for way in measurement.ways} for size in given.sizes
     }
@@ -257,8 +258,8 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     """Prints what was measured.
 
     Args:
-        result: what is written as JSON.
-        console: where to.
+        result: the result that is also written as JSON.
+        console: prints the tables.
     """
     settings, told = result["settings"], result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in told["packages"].items())
@@ -300,7 +301,7 @@ def _parts_table(sizes: dict[str, Any]) -> Table:
 def main() -> None:
     given = arguments()
     progress = Console(stderr=True)
-    # Processes that are stopped notice nobody's end: whoever ends this one lets them go on, to end as well.
+    # A stopped process does not notice that this one ends. So at the end they all go on, and can end as well.
     for ends in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ends, lambda number, _: sys.exit(128 + number))
     result: dict[str, Any] = {

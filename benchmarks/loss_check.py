@@ -7,8 +7,8 @@ trains a GPT by Keras's loop in two ways, which take turns in the same processes
     off    check_losses is false
     on     it is true
 
-Every repetition makes a model anew for each way, and measures its first batch, which is when the check is made, and the
-median of the batches after it. "over off" is the median of the ratios of the repetitions, with its quartiles.
+Every repetition makes a model anew for each way. It measures the first batch, with the check, and the median of the
+batches after it. "over off" is the median of the ratios of the repetitions, with its quartiles.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
     size = named(size_of, args.size, "--size", parser)
     before = circumstances(args)
     smp.init({"partitions": args.partitions, "microbatches": args.microbatches, "seed": SEED})
-    # What TensorFlow and Keras do once in a process is no part of either way.
+    # What TensorFlow and Keras do once in a process belongs to neither way.
     measured(size, "on")
     seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for turn in range(args.repetitions):

@@ -3,10 +3,10 @@
     python benchmarks/memory.py
     python benchmarks/memory.py --models gpt,digits --pipelines interleaved --partitions 4 --json memory.json
 
-The models are those of the tests of the forecast, and both of the first examples, with larger batches. Each is trained
-for seven steps, of whose last five the fullest counts. The allocator of a CPU counts tensors of 256 KiB and more, so
-those of the models are larger, and the figures are not the memory of the processes, each of which takes 500 MiB
-besides. One process accumulates the same microbatches.
+The models are those of the forecast's tests, and both of the first examples, with larger batches. Each is trained for
+seven steps, and the fullest of the last five counts. The allocator of a CPU counts tensors of 256 KiB and more. So the
+models have larger ones. The figures are not the memory of the processes: each takes 500 MiB besides. One process
+accumulates the same microbatches.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(given: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Returns every model in one process, and in every schedule over several."""
+    """Returns the figures of every model in one process, and in every schedule over several."""
     rows = []
     config = {"microbatches": given.microbatches, "seed": 1}
     with (
@@ -69,7 +69,7 @@ def measure(given: argparse.Namespace, say: Callable[[str], None]) -> list[dict[
 
 
 def table_of(rows: Sequence[dict[str, Any]], about: str) -> Table:
-    """Returns the forecast and peak of every rank, and the peak next to that of one process."""
+    """Returns the forecast and the peak of every rank, and the peak as a share of one process's."""
     shown = Table(title=about, title_justify="left")
     for name in ("model", "schedule", "rank", "forecast MiB", "peak MiB", "forecast / peak", "peak / one process"):
         shown.add_column(name, justify="left" if name in ("model", "schedule") else "right", no_wrap=True)

@@ -2,13 +2,12 @@
 
     python benchmarks/microbatches.py --size small --microbatches 1,2,4,8,16,32 --json out.json
 
-More microbatches leave the ranks of a pipeline less to wait for, and each costs something besides
-its samples. The planner is told what one process measured of microbatches of a few sizes
-(--profiled), as `smp-tf profile` does it, and foresees a step for every number, as `smp-tf plan
---microbatches auto --optimize speed --pipeline interleaved` does. Then pipelines with every number
-train, in turns of about --turn seconds, the others asleep, forwards and backwards through the
-numbers. These are placed by estimates, as in a training without `model.profile`, and the forecast is
-of layers placed by their measured times.
+With more microbatches the ranks of a pipeline wait less, and each microbatch costs something besides its samples. One
+process measures microbatches of a few sizes (--profiled), as `smp-tf profile` does. From these the planner forecasts a
+step for every number, as `smp-tf plan --microbatches auto --optimize speed --pipeline interleaved` does. Then pipelines
+with every number train, in turns of about --turn seconds, the others asleep, forwards and backwards through the
+numbers. Their layers are placed by estimates, as in a training without `model.profile`. The forecast places the layers
+by their measured times.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def swept(given: argparse.Namespace, say: Callable[[str], None]) -> dict[int, li
 
 
 def table_of(found: Mapping[str, Any], about: str) -> Table:
-    """Returns what was foreseen next to what was measured, each in times of its shortest."""
+    """Returns what was foreseen next to what was measured, each as a multiple of its shortest."""
     shown = Table(title=about, title_justify="left")
     for name in ("microbatches", "foreseen ms", "of its shortest", "measured ms", "of the taken one's", ""):
         shown.add_column(name, justify="right" if name else "left", no_wrap=True)

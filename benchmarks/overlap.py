@@ -10,8 +10,9 @@ trains a GPT on replicas in four ways, which take turns in the same processes:
     horovod     the model in one tf.function with hvd.DistributedGradientTape, the whole share of a batch at once;
                 with one partition only
 
-"hidden" is (behind - beside) / (behind - without), and what the timelines of "beside" say: how much of the averaging
-was done before the last task had ended. Seconds are medians, with the quartiles, of interleaved repetitions.
+"hidden" is (behind - beside) / (behind - without). Next to it stands what the timelines of "beside" say: how much of
+the averaging was done before the last task had ended. Seconds are medians, with the quartiles, of interleaved
+repetitions.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SEED = 1
 
 @contextlib.contextmanager
 def patched(way: str) -> Iterator[None]:
-    """Makes a step, within its context, be traced to average its gradients in that way."""
+    """Has a step traced to average its gradients in that way, within its context."""
     sums, program, tasks = (
         importlib.import_module(f"smp_tf.{name}")
         for name in ("replicas.sums", "pipeline.run.stage_program", "pipeline.run.step_tasks")
@@ -141,7 +142,7 @@ def main() -> None:
     for way in ways:
         steps[way] = horovod_way(size) if way == "horovod" else split_step(size, tf_keras.optimizers.SGD(0.01))
         with patched(way):
-            # Traced, and run once more with all that TensorFlow and Horovod make ready on the way.
+            # The first step is traced. In the second TensorFlow and Horovod make ready what they need.
             for _ in range(2):
                 float(steps[way](*batch))
     seconds: dict[str, list[float]] = {way: [] for way in ways}

@@ -1,13 +1,14 @@
-"""Tells how good placements of well-known models are proved to be, and how long it takes to plan them.
+"""Tells how good the placements of well-known models are proved to be, and how long planning takes.
 
     python benchmarks/placement.py --partitions 2,4 --json placement.json
 
-plans every model of tf_keras.applications, and models of the package transformers at their usual sizes where that is
-installed, in one process and without storage for weights. "gap" is by how much any other placement of the same units
-can be better at most, by the costs that are known before the model is cut; 0 % is proved to be the best. By time that
-is the gap of a step, a part of which the stages do once and the slowest does for all other microbatches; "largest load"
-is by how much the slowest stage (or the fullest) can have less at most, in any placement whose stages together take no
-longer. Seconds are those of one plan; tracing is told apart, since it is done once for a model.
+plans every model of tf_keras.applications in one process, without storage for weights. Where the package transformers
+is installed, its models are planned too, at their usual sizes. "gap" is by how much any other placement of the same
+units can be better at most, by the costs that are known before the model is cut. 0 % is proved to be the best. For
+"speed" it is the gap of a step: all stages work on the first microbatch one after the other, and the slowest one's time
+counts for every further microbatch. "largest load" is by how much the slowest stage (or the fullest) can have less at
+most, in any placement whose stages together take no longer. Seconds are those of one plan. Tracing has its own column,
+since it is done once for a model.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from smp_tf.partition.place.placement import Chain, Chunks, costed, step_time
 BATCH, MICROBATCHES = 8, 4
 #: Tokens of a text.
 LENGTH = 128
-#: Of transformers: the model, its configuration and how it is loaded, by what is printed.
+#: Models of transformers by their printed names: the model, its configuration and how it is loaded.
 TRANSFORMERS = {
     "BERT": ("TFBertForMaskedLM", "BertConfig", {}),
     "DistilBERT": ("TFDistilBertForMaskedLM", "DistilBertConfig", {}),
@@ -59,12 +60,12 @@ class Row:
     """A model on a number of partitions.
 
     Args:
-        model: its name.
-        units: what is placed.
-        partitions: over how many.
+        model: name of the model.
+        units: number of units that are placed.
+        partitions: number of partitions.
         objective: "memory" or "speed".
-        gap, load_gap: see above; None where nothing is proved.
-        trace_seconds, plan_seconds: to trace the model, and to plan it then.
+        gap, load_gap: the two gaps described above, or None where nothing is proved.
+        trace_seconds, plan_seconds: seconds to trace the model, and then to plan it.
     """
 
     model: str
@@ -112,8 +113,8 @@ def rows_of(name: str, make: Callable[[], Any], partitions: list[int], proof: fl
     """Plans a model for every number of partitions and both objectives.
 
     Args:
-        name: of the model.
-        make: makes it.
+        name: name of the model.
+        make: makes the model.
         partitions: numbers of partitions.
         proof: seconds for a proof.
     """
@@ -139,10 +140,10 @@ def load_gap(made: OfflinePlan) -> float | None:
     """Returns by how much the largest load of a stage can be smaller at most.
 
     Args:
-        made: a plan on ranks that are alike, with a chunk on each.
+        made: a plan on equal ranks, with a chunk on each.
 
     Returns:
-        A share of it; None where nothing is proved.
+        A share of the largest load, or None where nothing is proved.
     """
     plan = made.plan
     if plan.gap is None or plan.objective == "memory":
@@ -154,15 +155,16 @@ def load_gap(made: OfflinePlan) -> float | None:
 
 
 def largest_load_gap(gap: float, times: Sequence[float], microbatches: int, unit_times: Sequence[float]) -> float:
-    """Returns by how much the slowest stage can take less at most, where a step can by `gap`.
+    """Returns by how much less the slowest stage can take at most, where a step can take less by `gap`.
 
-    A step takes the sum of all stages' times once, and that of the slowest for each microbatch but one. Whatever a step
-    can gain with no larger sum, these gain; and no placement has less than an equal share of all units, or the longest.
+    A step takes the sum of all stages' times once, and the slowest stage's time for each microbatch but one. What a
+    step gains with no larger sum, the slowest stage gains in these microbatches. And in any placement the slowest stage
+    has at least an equal share of all units, and at least the longest unit.
 
     Args:
-        gap: what is proved of the step, as a share of it.
-        times: seconds of each stage per microbatch, with what it sends and receives.
-        microbatches: per step.
+        gap: proved gap of the step, as a share of it.
+        times: seconds of each stage per microbatch, messages included.
+        microbatches: microbatches per step.
         unit_times: seconds of each unit.
     """
     slowest = max(times)

@@ -2,17 +2,17 @@
 
     python benchmarks/schedule_time.py --stages 4,16,64,256 --microbatches 256 --json schedule.json
 
-Every rank does all of it before its first step, and a search of plans for every plan that it tries. The model is a
-chain: from each stage the activation goes to the next and its gradient back, which is what most tasks of a real plan
-are, too.
+Every rank does all of it before its first step, and a search of plans does it for every plan that it tries. The model
+is a chain: from each stage the activation goes to the next, and its gradient comes back. Most tasks of a real plan are
+of this kind.
 
     order       what every rank computes when, by the schedule
     transfers   where the sends and receives go
     check       that each task is there once, and that no rank waits forever
     simulate    what would run when
 
-The settings are measured in turn, and all again in every repetition; the table has medians. "grows as" is the exponent
-from the first number of stages to the last: 1 is linear in them, so in the number of tasks, too.
+The settings are measured in turn, and all again in every repetition. The table has medians. "grows as" is the exponent
+from the first number of stages to the last. 1 is linear in the stages, and so in the number of tasks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PARTS = ("order", "transfers", "check", "simulate")
 
 
 def chain(chunks: int) -> list[Edge]:
-    """Returns the edges of a model whose chunks each need what the one before makes, and give the gradient back."""
+    """Returns the edges of a chain: each chunk needs what the one before makes, and gives the gradient back."""
     forward = [Edge(n, n, 0, n + 1, 0) for n in range(chunks - 1)]
     return [*forward, *(Edge(chunks - 1 + n, n + 1, 1, n, 1) for n in range(chunks - 1))]
 
@@ -52,9 +52,9 @@ def times_of(schedule: str, stages: int, microbatches: int) -> tuple[dict[str, f
     """Makes, checks and simulates one program.
 
     Args:
-        schedule: its name.
-        stages: of the pipeline.
-        microbatches: of a step.
+        schedule: name of the schedule.
+        stages: number of stages of the pipeline.
+        microbatches: microbatches of a step.
 
     Returns:
         Seconds by part, and the number of tasks.

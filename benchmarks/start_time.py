@@ -2,9 +2,9 @@
 
     python benchmarks/start_time.py --axes layers,microbatches,partitions --json out.json
 
-Every point is measured in processes of its own, one point after the other and all again in every repetition, so that
-what slows the machine for a while slows several points a little. What does not grow is 8 layers, 8 microbatches and 2
-partitions. The first step is that from the first call of the training function to its loss; what comes before it
+Every point is measured in processes of its own, one point after the other, and all again in every repetition. So what
+slows the machine for a while slows several points a little. What does not grow is 8 layers, 8 microbatches and 2
+partitions. The first step is the time from the first call of the training function to its loss. What comes before it
 (imports, smp.init) is not in it:
 
     trace    the step, for one microbatch
@@ -13,9 +13,9 @@ partitions. The first step is that from the first call of the training function 
     graph    writing the program and the optimizer into the training function
     run      the first execution, TensorFlow's passes over the graph included
 
-Of several ranks the slowest is told. "against plain" is the ratio to plain Keras with the same model and batch, in one
-process and at once, which is measured once a repetition: the median of these. "grows as" is the exponent from the first
-point to the last: 1 is linear, 0 is not at all. "a step" is the median of the steps that follow.
+Of several ranks the slowest counts. "against plain" is the median ratio to plain Keras with the same model, in one
+process and with the whole batch at once. Plain Keras is measured once a repetition. "grows as" is the exponent from the
+first point to the last: 1 is linear, 0 is no growth. "a step" is the median of the steps that follow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS = {"trace": "trace", "plan": "plan", "build": "build", "graph": "graph", "
 AXES = {"layers": "6,12,24,48,96", "microbatches": "1,2,4,8,16,32,64,128", "partitions": "1,2,4,8"}
 #: What does not grow.
 OTHERS = {"layers": 8, "microbatches": 8, "partitions": 2}
-#: Steps that are timed after the first, one by one.
+#: Number of steps that are timed after the first, one by one.
 STEPS = 9
 
 
@@ -51,9 +51,9 @@ class Point:
     """A setting whose start is measured.
 
     Args:
-        layers: blocks of the GPT.
+        layers: number of blocks of the GPT.
         microbatches: parts of a batch.
-        partitions: processes.
+        partitions: number of processes.
     """
 
     layers: int
@@ -66,9 +66,9 @@ class Start:
     """What one start took, in seconds.
 
     Args:
-        parts: of the first step, by name; of the slowest rank.
-        plain: first step of plain Keras.
-        step: the median of the steps that follow.
+        parts: parts of the first step by name, on the slowest rank.
+        plain: the first step of plain Keras.
+        step: median of the steps that follow.
     """
 
     parts: dict[str, float]
@@ -77,12 +77,12 @@ class Start:
 
     @property
     def first(self) -> float:
-        """The first step, in seconds."""
+        """The seconds of the first step."""
         return sum(self.parts.values())
 
     @property
     def of_plain(self) -> float:
-        """The first step in first steps of plain Keras."""
+        """The ratio of the first step to plain Keras's."""
         return self.first / self.plain
 
 
@@ -121,18 +121,18 @@ def points(given: argparse.Namespace, axis: str) -> list[Point]:
 def first_step(
     way: str, size: str, microbatches: int, processes: int, given: argparse.Namespace, *, steps: int
 ) -> tuple[dict[str, float], float]:
-    """Starts processes, which have the machine to themselves.
+    """Starts processes that have the machine to themselves.
 
     Args:
         way: as `trainer.py` takes it.
-        size: of the GPT.
+        size: size of the GPT.
         microbatches: parts of a batch.
-        processes: how many.
-        given: the options.
-        steps: how many more to run.
+        processes: number of processes.
+        given: options of the benchmark.
+        steps: number of further steps to run.
 
     Returns:
-        Seconds of the parts of the first step, of the slowest process, and of a step that follows (NaN for none).
+        Seconds of the parts of the first step on the slowest process, and of a step that follows (NaN for none).
     """
     config = json.dumps({"optimize": "memory", "xla": False, "policy": "float32"})
     with Crew(way, [size, str(microbatches), str(given.threads), config], processes, given.patience) as crew:
@@ -143,7 +143,7 @@ def first_step(
 
 
 def middle(starts: Sequence[Start]) -> Start:
-    """Returns the start whose first step is the median; of the two in the middle the shorter one."""
+    """Returns the start whose first step is the median, or the shorter of the two in the middle."""
     return sorted(starts, key=lambda start: start.first)[(len(starts) - 1) // 2]
 
 
@@ -181,7 +181,7 @@ def run(given: argparse.Namespace, axis: str, say: Callable[[str], None]) -> dic
         plain: dict[str, float] = {}
         for point in points(given, axis):
             say(f"{axis}, repetition {repetition + 1} of {given.repetitions}: {point}")
-            # The same batch for all, so that more microbatches are smaller ones.
+            # All have the same batch, so that more microbatches are smaller.
             size = f"{given.size}+depth={point.layers}+batch={given.microbatches[-1]}"
             if size not in plain:
                 plain[size] = sum(first_step("a", size, 1, 1, given, steps=0)[0].values())

@@ -6,21 +6,20 @@
     (b) one process, the same microbatches accumulated   plain Keras, all threads
     (c) a pipeline of --partitions ranks                 smp_tf, the threads shared out
 
-The processes of all three are started once and then take turns of about --turn seconds, the others
-asleep: a b c, stages, stages, c b a, and so on. So whatever slows the machine for a while slows all
-of them, and ratios within one repetition are fair.
+The processes of all three are started once. Then they take turns of about --turn seconds, the others asleep: a b c,
+stages, stages, c b a, and so on. So whatever slows the machine for a while slows all of them, and ratios within one
+repetition are fair.
 
-With --xla forward and backward are compiled by XLA in all three, the stages of (c) by `xla=True`;
---policy mixed_bfloat16 has all three compute in bfloat16, and (c) send it.
+With --xla, XLA compiles forward and backward in all three, and the stages of (c) by `xla=True`. With --policy
+mixed_bfloat16 all three compute in bfloat16, and (c) sends it.
 
-The lower bound on a pipeline's step comes from the times of each stage's forward and backward
-segment, measured in the same repetition: alone (the other ranks asleep: no schedule could be
-faster), and all ranks at once (what shared memory bandwidth and cores cost is then in the bound).
+The lower bound on a pipeline's step comes from the times of each stage's forward and backward segment, measured in the
+same repetition. One bound is from times alone, with the other ranks asleep: no schedule could be faster. The other is
+from times of all ranks at once. It includes what shared memory bandwidth and cores cost.
 
-The first step in its parts: start (imports, smp.init), trace (the step, for one microbatch), plan
-(placing, agreeing, cutting), build (this rank's functions, its initial weights), graph (writing
-the program and the optimizer into the training function; for (a) and (b) all of its tracing), and
-the first execution.
+The parts of the first step are: start (imports, smp.init), trace (the step, for one microbatch), plan (placing,
+agreeing, cutting), build (this rank's functions, its initial weights), graph (writing the program and the optimizer
+into the training function; for (a) and (b) all of its tracing), and the first execution.
 """
 
 from __future__ import annotations
@@ -86,12 +85,12 @@ def take_turn(crew: Crew, others: list[Crew], steps: int) -> dict[str, float]:
 
     Args:
         crew: the processes of one way.
-        others: those that sleep meanwhile.
-        steps: how many.
+        others: crews that sleep meanwhile.
+        steps: number of steps.
 
     Returns:
-        Seconds per step from the first rank's beginning to the last one's end, the last loss, and
-        the processor time of the others per second: what their sleep costs.
+        Seconds per step from the first rank's beginning to the last one's end, the last loss, and what the others'
+        sleep costs: their processor time per second.
     """
     before = sum(other.cpu_seconds() for other in others)
     answers = crew.ask("steps", count=steps)
@@ -125,7 +124,7 @@ def bound(times: list[dict[str, float]], microbatches: int, cores: int) -> float
 
 
 def measure(given: argparse.Namespace, size: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measures one size of model; returns its figures."""
+    """Measures one size of model, and returns its figures."""
     with contextlib.ExitStack() as stack:
         crews: dict[str, Crew] = {}
         first: dict[str, list[Any]] = {}
@@ -157,7 +156,7 @@ def repeat(
     crews: dict[str, Crew],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Lets all crews take turns; returns the figures of what they measured."""
+    """Lets all crews take turns, and returns the figures of what they measured."""
     warm = {way: take_turn(crew, [], 2) for way, crew in crews.items()}
     require_same_loss({way: each["loss"] for way, each in warm.items()}, given.policy)
     memory = {way: crew.ask("memory") for way, crew in crews.items()}
@@ -192,7 +191,7 @@ def repeat(
 
 
 def require_same_loss(losses: dict[str, float], policy: str) -> None:
-    """Ends the benchmark where ways do not compute the same thing as the first of them."""
+    """Ends the benchmark where a way does not compute the same as the first one."""
     # bfloat16 has two to three digits.
     tolerance = 1e-3 if policy == "float32" else 1e-2
     if max(losses.values()) - min(losses.values()) > tolerance * abs(next(iter(losses.values()))):

@@ -2,8 +2,8 @@
 
     python benchmarks/versus_torch.py --torch-python torch-venv/bin/python --json versus.json --picture versus.svg
 
-The same GPT in Keras and in PyTorch, with an output layer of its own (torch's pipelines share no weight between
-stages), the same weights to begin with, the same batch, microbatches and threads, SGD. For every schedule that both
+The same GPT trains in Keras and in PyTorch. Its output layer is one of its own, since torch's pipelines share no weight
+between stages. Initial weights, batch, microbatches and threads are the same, and SGD. For every schedule that both
 libraries have, four sets of processes take turns of about --turn seconds, the others asleep, in one order and then in
 the other:
 
@@ -12,18 +12,18 @@ the other:
     torch alone      one process, the same microbatches accumulated
     torch            --processes ranks
 
-A framework is held against its own process alone, so that neither gains by the other's slower kernels. "of own bound"
-is the lower bound on the schedule's step (smp_tf.pipeline.programs.simulate.lower_bound) over the step: 1 wastes
-nothing. That bound shares out the time of the process alone among the tasks, as they share the pipeline's time; the
-optimizer's is in it as if it were theirs. "of tasks' bound" takes the tasks as long as they were in the pipeline, where
-ranks that share memory and cores slow each other: what is missing from 1 there is order, messages, and the step's begin
-and end.
+Each framework is compared with its own process alone, so that neither gains by the other's slower kernels. "of own
+bound" is the lower bound on the schedule's step (smp_tf.pipeline.programs.simulate.lower_bound) over the step: 1 wastes
+nothing. That bound shares out the time of the process alone among the tasks, as they share the pipeline's time. The
+optimizer's time is included as if it were theirs. "of tasks' bound" takes the tasks as long as they were in the
+pipeline, where ranks that share memory and cores slow each other. What is missing from 1 there is order, messages, and
+the step's beginning and end.
 
-smp_tf places the layers ("optimize": "speed"); torch's model is cut between halves of blocks as near to that as can be,
-or balanced by its own matrix products (--torch-cut).
-Both have the same losses, parameters and matrix products, or the run ends.
+smp_tf places the layers ("optimize": "speed"). torch's model is cut between halves of blocks, as near to these places
+as possible, or balanced by its own matrix products (--torch-cut). Both have the same losses, parameters and matrix
+products, or the run ends.
 
-PyTorch is needed for this benchmark alone, in an interpreter of its own or in this one.
+Only this benchmark needs PyTorch, in an interpreter of its own or in this one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def refusal(given: argparse.Namespace) -> str | None:
-    """Reads the lists in the options; returns what is wrong with one, if anything."""
+    """Reads the lists in the options, and returns what is wrong with one, if anything."""
     given.sizes, given.schedules = given.sizes.split(","), given.schedules.split(",")
     processes = given.processes.split(",")
     if not all(count.isdecimal() and int(count) > 1 for count in processes):
@@ -122,7 +122,7 @@ def refusal(given: argparse.Namespace) -> str | None:
 
 
 def torch_refusal(given: argparse.Namespace) -> str | None:
-    """Finds the interpreter with PyTorch and its versions; returns how to get one where there is none."""
+    """Finds the interpreter with PyTorch and its versions. Where there is none, returns how to get one."""
     if given.torch_python is None:
         if importlib.util.find_spec("torch") is None:
             return f"PyTorch is not installed here: {INSTALL} && echo give it --torch-python torch-venv/bin/python"
@@ -142,11 +142,11 @@ class Alone:
     """The processes that train alone with a size of model, while pipelines come and go.
 
     Attributes:
-        crews: by framework.
-        folder: with the weights and the batch that all begin with.
-        losses: of the first step and of the third.
-        counts: of parameters and of a microbatch's operations, in torch.
-        memory: bytes beyond the start at most, by framework.
+        crews: crews by framework.
+        folder: has the weights and the batch that all begin with.
+        losses: losses of the first and of the third step.
+        counts: numbers of parameters and of a microbatch's operations, in torch.
+        memory: most bytes beyond the start, by framework.
     """
 
     crews: dict[str, Crew]
@@ -174,7 +174,7 @@ def smp_crew(given: argparse.Namespace, way: str, size: str, processes: int) -> 
 
 
 def turn(crew: Crew, steps: int) -> dict[str, Any]:
-    """Lets one crew run some steps; returns seconds a step, first begin to last end, and what its ranks say."""
+    """Lets one crew run steps, and returns seconds per step, first beginning to last end, and what its ranks say."""
     ranks = crew.ask("steps", count=steps)
     taken = max(rank["ended"] for rank in ranks) - min(rank["began"] for rank in ranks)
     loss = next(rank["loss"] for rank in ranks if rank["loss"] is not None)
@@ -182,7 +182,7 @@ def turn(crew: Crew, steps: int) -> dict[str, Any]:
 
 
 def warm(crew: Crew) -> tuple[tuple[float, float], dict[str, Any]]:
-    """Runs three steps; returns the losses of the first and of the third, and what rank 0 says of the first."""
+    """Runs three steps, and returns the losses of the first and third, and what rank 0 says of the first."""
     answers = crew.ask("prepare")
     first = next(answer["loss"] for answer in answers if answer["loss"] is not None)
     return (first, turn(crew, 2)["loss"]), answers[0]
@@ -195,7 +195,7 @@ def require_same_losses(found: dict[str, tuple[float, float]]) -> None:
 
 
 def require_same(what: str, found: dict[str, Any], tolerance: float) -> None:
-    """Ends the benchmark where both frameworks do not compute the same thing."""
+    """Ends the benchmark where the two frameworks do not compute the same thing."""
     values = list(found.values())
     if max(values) - min(values) > tolerance * abs(values[0]):
         raise SystemExit(f"versus_torch: both models must have the same {what}, but these differ: {found}")
@@ -232,7 +232,7 @@ def torch_cut(given: argparse.Namespace, size: str, plan: dict[str, Any]) -> lis
 def measure(
     given: argparse.Namespace, size: str, processes: int, schedule: str, by_one: Alone, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measures one schedule on so many processes, in both frameworks; returns its figures."""
+    """Measures one schedule on so many processes, in both frameworks, and returns its figures."""
     about = f"{size}, {processes} processes, {PAIRS[schedule].name}"
     with contextlib.ExitStack() as stack:
         say(f"{about}: starting")

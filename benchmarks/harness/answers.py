@@ -1,6 +1,6 @@
-"""A process of a benchmark answers what it is asked, over a socket, and sleeps in between.
+"""A benchmark's process, which answers questions over a socket and sleeps in between.
 
-Needs nothing but Python, since a process of another framework's interpreter imports it too.
+Needs nothing but Python, since processes of another framework's interpreter also import it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def resident(kind: str) -> int:
 
 
 def forget_peak() -> None:
-    """Begins to count anew what this process had at most."""
+    """Begins anew to count how much memory this process had at most."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -33,12 +33,12 @@ def seconds_alive() -> float:
 
 
 def answer(asked: Any, rank: int, path: str) -> None:
-    """Answers until nobody asks any more: one JSON object a line.
+    """Answers questions until nobody asks any more. Each line is one JSON object.
 
     Args:
-        asked: an object whose methods are called, with what else stands in the line.
-        rank: of this process.
-        path: of the socket.
+        asked: object whose methods answer. They take the line's other entries.
+        rank: rank of this process.
+        path: path of the socket.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)

@@ -1,8 +1,8 @@
-"""Keeps the cores of this host from going to sleep, so that what is measured does not wait for one to wake up.
+"""Keeps the cores of this host awake, so that nothing measured waits for one to wake up.
 
-A core with nothing to do sleeps, and takes a while to wake: on a virtual machine, whose host gives it away meanwhile,
-tens of microseconds. With `idle=poll` the kernel never lets one sleep; the same is done here by a process for each core
-that runs only where nothing else does (SCHED_IDLE), and gives way at once.
+A core with nothing to do sleeps, and takes a while to wake. On a virtual machine the host gives a sleeping core away,
+and waking takes tens of microseconds. With `idle=poll` the kernel never lets a core sleep. Here a process for each core
+does the same. It runs only where nothing else does (SCHED_IDLE), and gives way at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-#: Ends when whoever started it has, also where that was killed.
+#: Ends after the process that started it, also when that one was killed.
 _SPIN = """
 import os
 import sys
@@ -30,7 +30,7 @@ while os.getppid() == parent:
 
 @contextlib.contextmanager
 def cores_awake() -> Iterator[list[int]]:
-    """Keeps cores that this process may use from sleeping, within its context; gives the processes that see to it."""
+    """Keeps the cores of this process awake within its context, and gives the processes that do so."""
     with contextlib.ExitStack() as stack:
         pids = []
         for core in sorted(os.sched_getaffinity(0)):

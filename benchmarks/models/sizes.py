@@ -11,11 +11,11 @@ SizeT = TypeVar("SizeT")
 
 
 def changed(name: str, sizes: Mapping[str, SizeT]) -> SizeT:
-    """Returns a size by its name, or one that differs from it.
+    """Returns a size by its name, or a size that differs from it.
 
     Args:
-        name: of `sizes`, and what is to be otherwise, such as "tiny+depth=24+batch=64".
-        sizes: dataclasses of whole numbers.
+        name: name of one of `sizes`, and its changes, such as "tiny+depth=24+batch=64".
+        sizes: dataclasses of whole numbers by name.
 
     Raises:
         ValueError: there is no such size, or a size has nothing of that name.

@@ -13,14 +13,14 @@ from models.gpt import Size, batch_of, build, forward_backward
 
 
 def split_step(size: Size, optimizer: Any) -> Callable[..., Any]:
-    """Returns a training step of a split model, in a function that is not traced yet.
+    """Returns a function that is a training step of a split model, and is not traced yet.
 
     Args:
         size: of the model and its batch.
         optimizer: applies the gradients.
 
     Returns:
-        It takes tokens and those that follow, and gives the mean loss.
+        The function. It takes tokens and those that follow, and returns the mean loss.
     """
     model = build(smp.DistributedModel, size)
 
@@ -41,7 +41,7 @@ def split_step(size: Size, optimizer: Any) -> Callable[..., Any]:
 def own_batch(size: Size) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the tokens and those that follow, in another order of the samples on every replica.
 
-    Equal batches on replicas are told as a mistake.
+    smp_tf reports equal batches on replicas as a mistake.
 
     Args:
         size: of the batch.

@@ -1,8 +1,8 @@
-"""The GPT of `gpt.py` in PyTorch, with an output layer of its own, as pieces that follow each other.
+"""The GPT of `gpt.py` in PyTorch, as pieces that follow each other, with an output layer of its own.
 
     Embeddings, (Attention, Network) x depth, Head
 
-Same layers, same shapes, same operations; what the pieces hold comes in the order of Keras's weights.
+Layers, shapes and operations are the same. The pieces hold their weights in Keras's order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sequence with what each position attended to added."""
+        """Returns the sequence plus what each position attended to."""
         y = self.norm(x)
         query, key, value = (self._by_head(layer(y)) for layer in (self.query, self.key, self.value))
         scores = torch.matmul(query / math.sqrt(query.shape[-1]), key.transpose(-2, -1))
@@ -66,7 +66,7 @@ class Network(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sequence with the network's output added."""
+        """Returns the sequence plus the network's output."""
         return x + self.narrow(functional.gelu(self.wide(self.norm(x))))
 
 
@@ -93,19 +93,19 @@ def chunk(size: Mapping[str, int], pieces: range, weights: torch.Tensor) -> nn.S
 
     Args:
         size: the numbers of `gpt.Size`.
-        pieces: which ones.
-        weights: of the whole GPT, flat, each as Keras has it.
+        pieces: numbers of the pieces.
+        weights: weights of the whole GPT, flat, each as Keras has it.
 
     Returns:
         The pieces, with copies of their weights.
 
     Raises:
-        ValueError: there are more weights, or fewer, than the GPT has.
+        ValueError: the number of weights is not the GPT's.
     """
     chosen = nn.Sequential()
     at = 0
     for number, kind in enumerate(kinds(size["depth"])):
-        # Shapes alone, for pieces that are on other ranks.
+        # For pieces of other ranks only shapes.
         with torch.device("cpu" if number in pieces else "meta"):
             piece = kind(size)
         for parameter, is_kernel in _parameters(piece):

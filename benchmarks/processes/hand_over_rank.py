@@ -1,15 +1,15 @@
-"""One of two processes that hand tensors to each other inside TensorFlow functions, when it is their turn.
+"""One of two processes that hand tensors to each other inside TensorFlow functions, when they are told to.
 
     python hand_over_rank.py GROUP SOCKET
 
-`hand_over.py` starts them, as GROUP "smp_tf" and "horovod" with horovodrun and as "mpi4py" with an MPI launcher, and
+`hand_over.py` starts them: as GROUP "smp_tf" and "horovod" with horovodrun, and as "mpi4py" with an MPI launcher. It
 tells them over a socket what to do. An exchange is one execution of a function on each rank:
 
     rank 0:  make the tensor ─ mark "ready" ─ give            take ─ mark "started"
     rank 1:                           take ─ mark "started" ─ mark "ready" ─ give
 
-"started" is an op that needs the tensor and nothing else, "ready" one that stands between the tensor's maker and its
-giving. Both only look at the clock, which processes of one host share (`ops/mark.py`).
+"started" is an op that needs the tensor and nothing else. "ready" is an op between the one that makes the tensor and
+the one that gives it. Both only read the clock, which processes of one host share (`ops/mark.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from harness.answers import answer
 
-#: Number of the program; steps of smp_tf's own are not run here.
+#: Number of the program. smp_tf runs no steps of its own here.
 PROGRAM = 1
 LABEL = "hand_over"
 FORTH, BACK = 0, 1
@@ -50,7 +50,7 @@ class Way(ABC):
 
 
 class SmpTf(Way):
-    """By the ops that carry tensors between the stages of a pipeline."""
+    """The way by the ops that carry tensors between the stages of a pipeline."""
 
     def give(self, tensor: Any, step: Any, edge: int) -> Any:
         """Does what `Way.give` says."""
@@ -69,7 +69,7 @@ class SmpTf(Way):
 
 
 class Broadcast(Way):
-    """By `hvd.broadcast` over the process set of the two ranks."""
+    """The way by `hvd.broadcast` over the process set of the two ranks."""
 
     def give(self, tensor: Any, step: Any, edge: int) -> Any:
         """Does what `Way.give` says."""
@@ -89,7 +89,7 @@ class Broadcast(Way):
 
 
 class Mpi(Way):
-    """By `Send` and `Recv` of mpi4py in Python functions that TensorFlow calls."""
+    """The way by `Send` and `Recv` of mpi4py in Python functions that TensorFlow calls."""
 
     def give(self, tensor: Any, step: Any, edge: int) -> Any:
         """Does what `Way.give` says."""
@@ -132,7 +132,7 @@ class Hands:
 
     @functools.cache  # noqa: B019 - it lives as long as the process
     def _exchange(self, way: str, elements: int) -> Callable[[Any], Any]:
-        """Returns this rank's function, which takes zeros and returns an element of what came, the step's number."""
+        """Returns this rank's function. It takes zeros and the step's number, and returns an element of what came."""
         import tensorflow as tf
 
         from smp_tf.ops.mark import mark
@@ -151,7 +151,7 @@ class Hands:
                 made = zeros + tf.cast(step, tf.float32)
                 with tf.control_dependencies([noted("ready", step, made.op)]):
                     given = by.give(made, step, FORTH)
-                # mpi4py's waits hold a thread and Python, so that there the order of both is said.
+                # mpi4py's waits hold a thread and Python. So there the order of both is given.
                 with tf.control_dependencies([given] if way == "mpi4py" else []):
                     came = by.take(zeros, step, BACK)
                 started = noted("started", step, came.op)
@@ -162,7 +162,7 @@ class Hands:
                     given = by.give(came, step, BACK)
             with tf.control_dependencies([given, started]):
                 end_step(PROGRAM)
-                # Nothing but "started" needs what came when it comes.
+                # Nothing but "started" needs what came as soon as it comes.
                 last = came[-1]
             return (last, given) if tf.is_tensor(given) else (last,)
 
@@ -174,13 +174,13 @@ class Hands:
         Args:
             way: one of `WAYS`.
             size: bytes of a tensor.
-            count: how many exchanges.
-            gap: seconds of rest before each, in which the other rank comes to its receive.
+            count: number of exchanges.
+            gap: seconds of rest before each exchange, in which the other rank reaches its receive.
 
         Returns:
-            Nanoseconds of the host's clock of each exchange: when this rank's tensor was "ready" and the op that needs
-            the other's "started", and of smp_tf when the transport was given the tensor, "given", and had the other's
-            in its place, "there".
+            Times of each exchange, in nanoseconds of the host's clock. "ready" is when this rank's tensor was ready,
+            and "started" when the op that needs the other's tensor started. smp_tf also has "given", when the transport
+            was given the tensor, and "there", when the other's tensor was in its place.
         """
         import tensorflow as tf
 
@@ -202,7 +202,7 @@ class Hands:
 
 
 def moments(points: Any) -> dict[str, list[int]]:
-    """Returns the times of a recording, by what happened."""
+    """Returns the times of a recording by what happened."""
     from smp_tf.ops.recorder import Event
 
     found: dict[str, list[int]] = {"ready": [], "started": [], "given": [], "there": []}

@@ -1,9 +1,9 @@
-"""One process of Keras: it trains the GPT, alone or as a rank of smp_tf's pipeline, and only when it is its turn.
+"""One process of Keras, which trains the GPT in its turns, alone or as a rank of smp_tf's pipeline.
 
     python keras_trainer.py serial SIZE MICROBATCHES THREADS SOCKET
     horovodrun -np 2 python keras_trainer.py gpipe SIZE MICROBATCHES THREADS SOCKET
 
-The counterpart of `torch_trainer.py`; `versus_torch.py` starts both.
+It is the counterpart of `torch_trainer.py`. `versus_torch.py` starts both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from processes.trainer import SEED, Accumulating, Split, Trainer
 
 
 def run(trainer: Trainer, count: int) -> dict[str, Any]:
-    """Runs some steps; returns when they began and ended, processor time and memory."""
+    """Runs some steps, and returns when they began and ended, processor time and memory."""
     forget_peak()
     used, began = time.process_time(), time.monotonic()
     for _ in range(count):
@@ -39,7 +39,7 @@ def run(trainer: Trainer, count: int) -> dict[str, Any]:
 
 
 class Serial(Accumulating):
-    """One process, microbatch after microbatch, gradients added up: plain Keras."""
+    """Plain Keras in one process, microbatch after microbatch, with gradients added up."""
 
     def __init__(self, size: Any, microbatches: int) -> None:
         import tf_keras
@@ -48,7 +48,7 @@ class Serial(Accumulating):
         self.optimizer = tf_keras.optimizers.SGD(LEARNING_RATE)
 
     def write(self, folder: str) -> dict[str, int]:
-        """Writes what all begin with, weights and batch; returns how many numbers the weights have."""
+        """Writes the weights and the batch that all begin with, and returns how many numbers the weights have."""
         self.model(self.batch[0][:1])
         weights = self.model.get_weights()
         with (Path(folder) / "weights").open("wb") as file:
@@ -59,7 +59,7 @@ class Serial(Accumulating):
         return {"parameters": sum(weight.size for weight in weights)}
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Runs some steps; returns when they began and ended, and memory."""
+        """Runs some steps, and returns when they began and ended, and memory."""
         return {**run(self, count), "sent_bytes": 0, "tasks": []}
 
 
@@ -73,16 +73,16 @@ class Pipeline(Split):
         self.optimizer = tf_keras.optimizers.SGD(LEARNING_RATE)
 
     def prepare(self) -> dict[str, Any]:
-        """Runs the first step; returns what `Split` does, and what was planned."""
+        """Runs the first step, and returns what `Split` returns and what was planned."""
         prepared = super().prepare()
         planned = self._planned()
-        # What was noted on the way would be memory that no training takes.
+        # What was noted on the way is memory that no training takes.
         self.stopwatch.returned.clear()
         gc.collect()
         return {**prepared, "planned": planned}
 
     def _planned(self) -> dict[str, Any]:
-        """Returns the rank and the layers of every chunk, and the operations of a microbatch's matrix products."""
+        """Returns the rank and layers of every chunk, and the operations of a microbatch's matrix products."""
         from smp_tf.partition.graph.op_kinds import MATRIX_OPS
         from smp_tf.partition.op_cost.function_cost import node_costs
 
@@ -96,7 +96,7 @@ class Pipeline(Split):
         }
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Runs some steps; returns when they began and ended, memory, what was sent, and how long every task took."""
+        """Runs some steps, and returns when they began and ended, memory, bytes sent, and the time of every task."""
         from smp_tf.recording import record as recording
         from smp_tf.recording import timeline_file
 

@@ -1,4 +1,4 @@
-"""One process of the benchmark of memory: it trains a model of the tests when it is asked, and says what that took.
+"""One process of the memory benchmark. When asked, it trains a model of the tests and says what that took.
 
     python memory_rank.py WAY SOCKET
 
@@ -19,17 +19,17 @@ from tests.distributed.cases.memory import forecast_and_measured
 
 
 class Rank:
-    """What a process does when it is its turn."""
+    """What a process does when it is asked."""
 
     def train(self, model: str, config: dict[str, Any]) -> dict[str, Any]:
         """Trains a few steps.
 
         Args:
-            model: its name.
-            config: of smp_tf.
+            model: name of the model.
+            config: configuration of smp_tf.
 
         Returns:
-            The forecast of this rank, and bytes that TensorFlow's allocator had given out at most, in several steps.
+            The forecast of this rank, and the most bytes that TensorFlow's allocator had given out in several steps.
         """
         smp.init(config)
         found = forecast_and_measured(model)

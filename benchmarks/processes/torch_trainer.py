@@ -1,11 +1,11 @@
-"""One process of PyTorch: it trains the GPT, alone or as a rank of a pipeline, and only when it is its turn.
+"""One process of PyTorch, which trains the GPT in its turns, alone or as a rank of a pipeline.
 
     python torch_trainer.py serial SIZE MICROBATCHES THREADS CUT FOLDER SOCKET
     torchrun --nproc-per-node 2 torch_trainer.py gpipe SIZE MICROBATCHES THREADS CUT FOLDER SOCKET
 
-SIZE is a JSON object with the numbers of `gpt.Size`, CUT how many pieces of `torch_gpt.py` each chunk has, between
-commas, and FOLDER has what Keras began with. `versus_torch.py` starts these processes, with an interpreter that has
-PyTorch; they need nothing else.
+SIZE is a JSON object with the numbers of `gpt.Size`. CUT is how many pieces of `torch_gpt.py` each chunk has, between
+commas. FOLDER has what Keras began with. `versus_torch.py` starts these processes with an interpreter that has PyTorch.
+They need nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from versus.settings import LEARNING_RATE, PAIRS
 
 
 def read(folder: Path, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor over the bytes of a file; the system reads only the pages that are used."""
+    """Returns a tensor over the bytes of a file, of which the system reads only the pages that are used."""
     file = folder / name
     return torch.from_file(str(file), size=file.stat().st_size // dtype.itemsize, dtype=dtype)
 
@@ -46,7 +46,7 @@ class Trainer:
     def __init__(self, size: Mapping[str, int], microbatches: int, folder: Path) -> None:
         self.size = size
         self.microbatches = microbatches
-        # Mapped, so that none of it is memory of this process when the model has its copies.
+        # Mapped, so that it is no memory of this process after the model has its copies.
         self.weights: torch.Tensor | None = read(folder, "weights", torch.float32)
         shape = (size["batch"], size["length"])
         self.tokens, self.following = (
@@ -57,15 +57,15 @@ class Trainer:
         self.sent_bytes = 0
 
     def train(self) -> float | None:
-        """Runs one optimizer step; returns the loss where it is known."""
+        """Runs one optimizer step, and returns the loss where it is known."""
         raise NotImplementedError
 
     def prepare(self) -> dict[str, Any]:
-        """Runs the first step; returns its loss."""
+        """Runs the first step, and returns its loss."""
         return {"loss": self.train()}
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Runs some steps; returns when they began and ended, memory, what was sent, and how long every task took."""
+        """Runs some steps, and returns when they began and ended, memory, bytes sent, and the time of every task."""
         self.durations.clear()
         self.sent_bytes = 0
         forget_peak()
@@ -86,7 +86,7 @@ class Trainer:
 
 
 class Serial(Trainer):
-    """One process, microbatch after microbatch, gradients added up."""
+    """One process that computes microbatch after microbatch, and adds gradients up."""
 
     def __init__(self, size: Mapping[str, int], microbatches: int, folder: Path) -> None:
         super().__init__(size, microbatches, folder)
@@ -96,7 +96,7 @@ class Serial(Trainer):
         self.optimizer = torch.optim.SGD(self.model.parameters(), LEARNING_RATE)
 
     def train(self) -> float:
-        """Runs one optimizer step; returns the mean loss."""
+        """Runs one optimizer step, and returns the mean loss."""
         losses = []
         parts = zip(self.tokens.chunk(self.microbatches), self.following.chunk(self.microbatches), strict=True)
         for tokens, following in parts:
@@ -108,7 +108,7 @@ class Serial(Trainer):
         return sum(losses)
 
     def counts(self) -> dict[str, int]:
-        """Returns the parameters of the model, and operations of a microbatch's matrix products."""
+        """Returns the number of the model's parameters, and the operations of a microbatch's matrix products."""
         part = self.size["batch"] // self.microbatches
         return {
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -120,10 +120,10 @@ class Pipeline(Trainer):
     """This process is one rank of a pipeline.
 
     Args:
-        name: of the schedule, a key of `PAIRS`.
+        name: name of the schedule, a key of `PAIRS`.
         size: the numbers of `gpt.Size`.
         microbatches: parts of a batch.
-        cut: pieces of each chunk.
+        cut: number of pieces of each chunk.
         folder: with what Keras began with.
     """
 
@@ -133,7 +133,7 @@ class Pipeline(Trainer):
         rank, ranks = distributed.get_rank(), distributed.get_world_size()
         ends = list(itertools.accumulate(cut, initial=0))
         own = [chunk for chunk, at in enumerate(pair.placement(ranks)) if at == rank]
-        # Shapes are given, since to find them out together takes NumPy.
+        # Shapes are given, since torch needs NumPy to find them out.
         part, length = size["batch"] // microbatches, size["length"]
         between = torch.empty(part, length, size["width"], device="meta", requires_grad=True)
         first, last = self.tokens[:part].to("meta"), torch.empty(part, length, size["vocabulary"], device="meta")
@@ -159,7 +159,7 @@ class Pipeline(Trainer):
         self._watch()
 
     def train(self) -> float | None:
-        """Runs one optimizer step; returns the mean loss on the rank that has the last chunk."""
+        """Runs one optimizer step, and returns the mean loss on the rank that has the last chunk."""
         losses: list[torch.Tensor] = []
         given = (self.tokens,) if any(stage.is_first for stage in self.stages) else ()
         has_last = any(stage.is_last for stage in self.stages)
@@ -172,7 +172,7 @@ class Pipeline(Trainer):
     def _watch(self) -> None:
         """Notes how long every task takes, and the bytes that are sent.
 
-        A task's time begins when what it needs has come, since the schedule waits for that before it calls these.
+        A task's time begins after what it needs has come, since the schedule waits for that before it calls these.
         """
         for stage in self.stages:
             for method in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
@@ -194,7 +194,7 @@ class Pipeline(Trainer):
 
     def _note(self, method: str, chunk: int, seconds: float, options: Mapping[str, Any]) -> None:
         if method == "loss":
-            # Part of the forward pass of the last chunk; called for the others too, where it does nothing.
+            # This is part of the last chunk's forward pass. For other chunks it is called too, and does nothing.
             kind, before, forward = self.durations.pop()
             self.durations.append((kind, before, forward + seconds))
         elif method == "backward_one_chunk":

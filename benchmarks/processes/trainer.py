@@ -1,12 +1,12 @@
-"""One process of the benchmark: it trains in one of three ways, and only when it is its turn.
+"""One process of the benchmark, which trains in one of three ways, in its turns.
 
     python trainer.py WAY SIZE MICROBATCHES THREADS CONFIG SOCKET
 
-`step_time.py` starts these processes and tells them over a socket, one JSON object a line, what to
-do. Between its turns a process waits for the next line and computes nothing. CONFIG is a JSON object:
-"optimize" and "pipeline" (interleaved where it is not there) as in smp_tf's configuration; "xla":
-whether models are compiled, in every way; "policy": of Keras's mixed precision; "inter_op_threads":
-how many operations a process runs at once (TensorFlow's choice where it is not there).
+`step_time.py` starts these processes and tells them over a socket, one JSON object a line, what to do. Between its
+turns a process waits for the next line and computes nothing. CONFIG is a JSON object with "optimize" and "pipeline"
+(interleaved where it is not there) as in smp_tf's configuration; "xla": whether models are compiled, in every way;
+"policy": of Keras's mixed precision; "inter_op_threads": how many operations a process runs at once (TensorFlow's
+choice where it is not there).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEED = 1
 
 
 def count_tensor_memory() -> None:
-    """Lets tensor memory be asked for; only with oneDNN does the CPU's allocator count, what has 256 KiB or more."""
+    """Makes tensor memory known: the CPU's allocator counts only with oneDNN, and only tensors of 256 KiB and more."""
     import tensorflow as tf
 
     library = ctypes.CDLL(str(next(Path(tf.sysconfig.get_lib()).glob("libtensorflow_framework.so*"))))
@@ -39,7 +39,7 @@ def count_tensor_memory() -> None:
 class Stopwatch:
     """Adds up the time that named functions of a module take, and keeps what they return.
 
-    A function that another one of them calls is in the time of that one.
+    Where one of them calls another, the caller's time includes the other's.
     """
 
     def __init__(self, module: Any, phases: dict[str, tuple[str, ...]]) -> None:
@@ -72,11 +72,11 @@ class Trainer:
     """What all ways of training have in common.
 
     Args:
-        size: of the model.
-        microbatches: how many parts a batch is cut into.
+        size: size of the model.
+        microbatches: number of parts of a batch.
 
     Attributes:
-        train: a `tf.function` that runs one optimizer step on a batch and returns the loss; each way makes its own.
+        train: a `tf.function` that runs one optimizer step on a batch and returns the loss. Each way makes its own.
     """
 
     train: Any
@@ -97,7 +97,7 @@ class Trainer:
         return {}
 
     def prepare(self) -> dict[str, Any]:
-        """Runs the first step; returns how long its parts took, and its loss."""
+        """Runs the first step, and returns how long its parts took, and its loss."""
         began = time.monotonic()
         self.train.get_concrete_function(*self.batch)
         traced = time.monotonic()
@@ -109,7 +109,7 @@ class Trainer:
         return {"seconds": seconds, "loss": loss, "items": self.size.items}
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Runs some steps; returns when they began and ended."""
+        """Runs some steps, and returns when they began and ended."""
         began = time.monotonic()
         for _ in range(count):
             loss = self.train(*self.batch)
@@ -128,7 +128,7 @@ class Trainer:
 
 
 class WholeBatch(Trainer):
-    """(a) One process, the whole batch at once: plain Keras.
+    """Way (a): plain Keras in one process, the whole batch at once.
 
     Args:
         xla: whether forward and backward are compiled.
@@ -154,7 +154,7 @@ class WholeBatch(Trainer):
 
 
 class Accumulating(Trainer):
-    """(b) One process, microbatch after microbatch, gradients added up: plain Keras.
+    """Way (b): plain Keras in one process, microbatch after microbatch, with gradients added up.
 
     Args:
         xla: whether forward and backward are compiled.
@@ -174,7 +174,7 @@ class Accumulating(Trainer):
             losses: list[Any] = []
             for part in range(microbatches):
                 of_part = slice(part * size.batch // microbatches, (part + 1) * size.batch // microbatches)
-                # One after the other: only one microbatch's activations are there at a time.
+                # One after the other, so that only one microbatch's activations exist at a time.
                 with tf.control_dependencies(totals):
                     gradients, loss = one(inputs[of_part], targets[of_part])
                 totals = [a + b for a, b in zip(totals, gradients, strict=True)] if totals else gradients
@@ -187,7 +187,7 @@ class Accumulating(Trainer):
 
 
 class Split(Trainer):
-    """(c) This process is one rank of a pipeline."""
+    """Way (c): this process is one rank of a pipeline."""
 
     def __init__(self, size: Any, microbatches: int) -> None:
         import tensorflow as tf
@@ -245,7 +245,7 @@ class Split(Trainer):
         return {**super().memory(), "forecast": forecast}
 
     def recorded_steps(self, count: int, folder: str) -> dict[str, Any]:
-        """Runs `steps`; what this rank did meanwhile is written into the folder."""
+        """Runs `steps`, and writes into the folder what this rank did meanwhile."""
         from smp_tf.recording import record as recording
 
         recording.start()
@@ -254,7 +254,7 @@ class Split(Trainer):
         return told
 
     def segments(self, calls: int) -> dict[str, float]:
-        """Runs this rank's segments with nothing to wait for; returns seconds per microbatch."""
+        """Runs this rank's segments with nothing to wait for, and returns seconds per microbatch."""
         self._clear_sums()
         seconds = {}
         for name, (function, given) in self._calls.items():
@@ -266,7 +266,7 @@ class Split(Trainer):
 
     @functools.cached_property
     def _clear_sums(self) -> Callable[[], None]:
-        """Begins the sums that the backward segment adds to."""
+        """Sets the sums that the backward segment adds to back to zero."""
         import tensorflow as tf
 
         @tf.function
@@ -298,7 +298,7 @@ class Split(Trainer):
             node = graph.nodes[tensor.node]
             if node.op == ARGUMENT:
                 return self.batch[node.source][:part]
-            # The stash is what the forward segment made; what comes from elsewhere is made up.
+            # The stash is what the forward segment made. What would come from elsewhere is made up.
             return known[tensor] if tensor in known else anything(graph.type_of(tensor))
 
         calls = {}

@@ -1,4 +1,4 @@
-"""Where PyTorch's model is cut, between half blocks: as near as can be to smp_tf's plan, or balanced by itself."""
+"""Where PyTorch's model is cut, between half blocks: as near as possible to smp_tf's plan, or balanced by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-#: Layers that take next to no time, and say little about where most of a half is.
+#: Layers that take next to no time, and so say little about where most of a half is.
 _LIGHT = ("layer_normalization", "softmax", "dropout")
 _BLOCK = re.compile(r"[^/]+/block(?:_(\d+))?(?:[/ ]|$)")
 
@@ -16,14 +16,15 @@ def pieces_of(layers: Mapping[str, int], depth: int) -> list[int]:
     """Returns how many pieces of `torch_gpt.py` each chunk has.
 
     Args:
-        layers: chunk of each layer of the Keras model, in order, as the plan has them.
-        depth: blocks of the model.
+        layers: chunk of each layer of the Keras model, in the plan's order.
+        depth: number of blocks of the model.
 
     Returns:
-        Pieces of each chunk, in order. A piece goes to the chunk that has most of its layers, `_LIGHT` ones aside.
+        Number of pieces of each chunk, in order. A piece goes to the chunk that has most of its layers, without
+        `_LIGHT` ones.
 
     Raises:
-        ValueError: a chunk would have none.
+        ValueError: a chunk would have no piece.
 
     Example:
         >>> layers = {"gpt/embedding": 0, "gpt/block/attention_output": 0, "gpt/block/dense": 1, "gpt/dense_1": 1}
@@ -58,21 +59,21 @@ def pieces_of(layers: Mapping[str, int], depth: int) -> list[int]:
 
 
 def balanced(work: Sequence[float], chunks: int) -> list[int]:
-    """Cuts pieces into chunks of as nearly the same work as can be: with the least sum of squares.
+    """Cuts pieces into chunks of nearly equal work: the sum of squares is the least.
 
     Args:
-        work: of each piece, in order.
-        chunks: as many as there are pieces at most.
+        work: work of each piece, in order.
+        chunks: number of chunks, at most that of the pieces.
 
     Returns:
-        Pieces of each chunk, in order.
+        Number of pieces of each chunk, in order.
 
     Example:
         >>> balanced([0, 1, 2, 1, 2, 3], chunks=3)
         [3, 2, 1]
     """
     until = [0.0, *itertools.accumulate(work)]
-    # By the number of pieces that the chunks so far have: the sum of squares, and the pieces of each.
+    # By the number of pieces in the chunks so far: the sum of squares, and the number of pieces of each chunk.
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for _ in range(chunks):
         best = {

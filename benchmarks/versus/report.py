@@ -1,4 +1,4 @@
-"""From what smp_tf and torch.distributed.pipelining were measured to do to fractions of their bounds, and the table.
+"""The fractions of their bounds that smp_tf and torch.distributed.pipelining reach, and the table of them.
 
 Needs no framework.
 """
@@ -26,9 +26,9 @@ def chunk_times(
     """Returns the times of every chunk's tasks.
 
     Args:
-        tasks: (kind, chunk, seconds) each; kinds are F, B, I and W.
-        chunks: how many there are.
-        average: of the tasks of one kind and chunk.
+        tasks: a (kind, chunk, seconds) for each task. Kinds are F, B, I and W.
+        chunks: number of chunks.
+        average: takes the average over the tasks of one kind and chunk.
 
     Raises:
         ValueError: a chunk has no forward or no backward pass.
@@ -44,7 +44,7 @@ def chunk_times(
             raise ValueError(
                 f"Every chunk has forward and backward passes. Received: of chunk {chunk}, {sorted(kinds) or 'no task'}"
             )
-        # A backward in one piece counts as a gradient of weights, for which no other rank waits: the bound stays one.
+        # A backward pass in one piece counts as a gradient of weights. No other rank waits for it, so the bound holds.
         weights = each[chunk, "W"] if "W" in kinds else each[chunk, "B"]
         times.append(ChunkTimes(each[chunk, "F"], each.get((chunk, "I"), 0.0), weights))
     return times
@@ -56,16 +56,16 @@ def bounds(
     """Returns two lower bounds on a step, in seconds.
 
     Args:
-        times: of the chunks' tasks in the pipeline.
+        times: times of the chunks' tasks in the pipeline.
         serial: seconds of the same framework's step in one process.
         pair: the schedule.
         microbatches: of a step.
-        processes: ranks.
-        cores: that all of them have together.
+        processes: number of ranks.
+        cores: number of cores that all ranks have together.
 
     Returns:
-        "serial": the serial step's time, shared out among the tasks as they share the time in the pipeline. "tasks":
-        these times as they are.
+        "serial" shares out the serial step's time among the tasks, as they share the time in the pipeline. "tasks"
+        takes these times as they are.
     """
     placement = pair.placement(processes)
     scale = serial / (microbatches * sum(each.forward + each.backward for each in times))
@@ -75,7 +75,7 @@ def bounds(
     split = pair.splits_backward
     return {
         "serial": lower_bound(scaled, microbatches, placement=placement, split_backward=split, cores=cores),
-        # Without the cores: a task that waits for one takes longer, so they are in its time already.
+        # The cores are left out. A task that waits for a core takes longer, so its time includes them already.
         "tasks": lower_bound(times, microbatches, placement=placement, split_backward=split),
     }
 
@@ -89,7 +89,8 @@ def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
             `cpu_seconds`, `resident_peak`, `resident_before_model`, `sent_bytes` of all steps of the turn, and `tasks`.
 
     Returns:
-        Per framework its spreads; and `ahead`: smp_tf's fraction of its bound over torch's, repetition by repetition.
+        The spreads of each framework, and `ahead`: smp_tf's fraction of its bound over torch's, repetition by
+        repetition.
     """
     pair, steps = PAIRS[measured["schedule"]], measured["steps"]
     chunks = len(pair.placement(measured["processes"]))
@@ -142,9 +143,9 @@ def table_of(size: str, results: Sequence[Mapping[str, Any]], serial_memory: Map
     """Returns the table of one size of model: two rows for each schedule on so many processes.
 
     Args:
-        size: of the model.
+        size: size of the model.
         results: `processes`, `schedule` and what `figures` returns, each.
-        serial_memory: bytes beyond the start that the process of each framework had at most.
+        serial_memory: most bytes beyond the start that the process of each framework had.
     """
     table = Table(
         title=f"{size}: medians (quartiles). Fraction of own bound: lower bound of the framework's own serial work "

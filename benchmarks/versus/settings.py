@@ -1,4 +1,4 @@
-"""What smp_tf and torch.distributed.pipelining are measured with: the schedules that both have, and one optimizer.
+"""The settings that smp_tf and torch.distributed.pipelining are measured with: schedules of both, and one optimizer.
 
 Needs nothing but Python, since PyTorch's processes import it too.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Of SGD, without momentum: what least hides the pipelines.
+#: Learning rate of SGD. Without momentum it hides the pipelines least.
 LEARNING_RATE = 0.01
 
 
@@ -16,10 +16,10 @@ class Pair:
     """One schedule in both libraries.
 
     Attributes:
-        name: by which it is known.
-        smp: what `pipeline` is set to.
+        name: name of the schedule.
+        smp: the value of `pipeline`.
         torch: class of torch.distributed.pipelining.
-        chunks: of the model, per rank.
+        chunks: number of the model's chunks per rank.
         is_v: whether a rank's second chunk is dealt out backwards.
         splits_backward: whether gradients of weights are tasks of their own.
     """
@@ -37,7 +37,7 @@ class Pair:
         return forth + forth[::-1] if self.is_v else forth * self.chunks
 
 
-#: By the word that `--schedules` takes.
+#: Pairs by the word that `--schedules` takes.
 PAIRS = {
     "gpipe": Pair("GPipe", "simple", "ScheduleGPipe"),
     "1f1b": Pair("1F1B", "interleaved", "Schedule1F1B"),
