@@ -227,7 +227,7 @@ def _refuse_what_is_split(name: str, given: Any) -> None:
     from smp_tf.variables import store
 
     for value in given if isinstance(given, list) else [given]:
-        is_gradient = gradient_marks.is_averaged(value) or gradient_marks.is_unaveraged(value)
+        is_gradient = gradient_marks.mark_of(value).spread is not None
         if value is None or isinstance(value, StepOutput) or is_gradient:
             raise StepError(
                 f"hvd.{name} works over all processes, and was given "
@@ -306,7 +306,8 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     unaveraged.require_averaged(values, f"hvd.{name}")
     apart = layouts.are_received_apart()
     averaged = [
-        op in known and (gradient_marks.is_averaged(value) or (apart and gradient_marks.comes_from_a_step(value)))
+        op in known
+        and (gradient_marks.mark_of(value).is_average or (apart and gradient_marks.comes_from_a_step(value)))
         for value in values
     ]
     rest = [None if done else value for value, done in zip(values, averaged, strict=True)]

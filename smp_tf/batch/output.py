@@ -12,7 +12,7 @@ import tensorflow as tf
 from smp_tf.batch import sparse_rows
 from smp_tf.batch.output_description import GradientSum, OutputDescription
 from smp_tf.errors import StepError
-from smp_tf.replicas.gradient_marks import Computed, mark, mark_averaged, mark_computed, mark_rows, mark_unaveraged
+from smp_tf.replicas.gradient_marks import Computed, mark
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,20 +159,16 @@ class StepOutput:
         if not self._description.holder.is_here:
             return None
         if self._total is None:
-            return mark(_weighted_mean([_as_float(v) for v in self.outputs], self._weights))
-        return mark(self._average(self._total, gradient))
+            return self._marked(_weighted_mean([_as_float(v) for v in self.outputs], self._weights))
+        return self._marked(self._average(self._total, gradient))
 
     def _average(self, total: WeightedSum, gradient: GradientSum) -> Any:
         """Returns the average of a gradient, marked with what it is an average of."""
-        noted = mark_averaged if gradient.is_averaged else mark_unaveraged
-        average = noted(total.divided(gradient.device))
-        if gradient.rows is not None:
-            mark_rows(average, gradient.rows)
-        return mark_computed(average, total.computed) if total.computed is not None else average
+        return mark(total.divided(gradient.device), spread=gradient.spread, computed=total.computed)
 
     def _marked(self, value: Any) -> Any:
         """Returns the value, marked as a gradient where it is one."""
-        return mark(value) if self._description.gradient is not None else value
+        return mark(value, is_of_step=True) if self._description.gradient is not None else value
 
     def reduce_sum(self) -> Any:
         """Returns the sum over the microbatches, unweighted.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from smp_tf.partition.spread import EVERYWHERE, Spread
+
 
 @dataclass(frozen=True)
 class OutputHolder:
@@ -33,15 +35,13 @@ class GradientSum:
     """What the sum of a gradient over the microbatches is a sum of.
 
     Args:
-        is_averaged: whether it is over all replicas, too. Else it is of this replica alone, and its weight is this
-            replica's share.
-        rows: the rows of a weight that it is of; None for all.
+        spread: how it lies over the replicas. Where it is partial, it is of this replica alone, and its weight is this
+            replica's share. Else it is over all replicas, too, and may be of rows of a weight.
         device: the device that holds it, and that computes the average; None for where the gradient is made.
         has_values: whether the gradient of each microbatch is kept, too.
     """
 
-    is_averaged: bool = True
-    rows: tuple[int, int] | None = None
+    spread: Spread = EVERYWHERE
     device: str | None = None
     has_values: bool = False
 

@@ -11,6 +11,7 @@ For a gradient that all replicas are given, and that bears no mark, all tell eac
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,9 +24,10 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.content_hash import content_hash
 from smp_tf.keras import adapter
-from smp_tf.partition.spread import EVERYWHERE
+from smp_tf.partition.layout import Layout
+from smp_tf.partition.spread import EVERYWHERE, Place
 from smp_tf.replicas import sums, unaveraged
-from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged
+from smp_tf.replicas.gradient_marks import comes_from_a_step, mark_of
 from smp_tf.sharding.layouts import are_shared, here, layout_of
 from smp_tf.variables import store
 
@@ -58,9 +60,7 @@ def require_applicable(optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, aver
 def _require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool) -> None:
     """Requires an optimizer that averages, where each replica has gradients of its own."""
     given = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-    unequal = [
-        variable for gradient, variable in given if not is_averaged(gradient) and _is_of_a_step(gradient, variable)
-    ]
+    unequal = [v for gradient, v in given if not mark_of(gradient).is_average and _is_of_a_step(gradient, v)]
     if averages and given and tf_internals.is_compiled_by_xla():
         raise StepError(
             "Gradients are applied inside a tf.function with jit_compile=True, and the optimizer averages them over "
@@ -90,19 +90,47 @@ def _is_of_a_step(gradient: Any, variable: Any) -> bool:
 
 def _require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
     """Raises where gradients of a model's weights are no averages; zeros stand for None."""
-    unknown = [(g, v) for g, v in pairs if g is not None and not is_averaged(g) and not comes_from_a_step(g)]
-    for gradient, variable in unknown:
-        if not layout_of(variable).receives_gradient(here()):
+    place = here()
+    found = [(g, v, _wanted(_is_known(g), layout_of(v), place)) for g, v in pairs if g is not None]
+    for gradient, variable, wanted in found:
+        if wanted is Wanted.NOTHING:
             _require_zeros(gradient, variable)
-    of_all = [(gradient, variable) for gradient, variable in unknown if _goes_to_all(variable)]
+    of_all = [(gradient, variable) for gradient, variable, wanted in found if wanted is Wanted.EQUAL]
     if of_all:
         _require_the_same(of_all)
 
 
-def _goes_to_all(variable: Any) -> bool:
-    """Returns whether replicas share the slots of a variable, and a step gives, or may give, its gradient to all."""
-    layout = layout_of(variable)
-    return layout.slots != EVERYWHERE and layout.gradient == EVERYWHERE
+class Wanted(enum.Enum):
+    """What a gradient must be here."""
+
+    ANYTHING = enum.auto()
+    NOTHING = enum.auto()
+    """Zeros, as those of another replica are."""
+    EQUAL = enum.auto()
+    """The same on all replicas."""
+
+
+def _is_known(gradient: Any) -> bool:
+    """Returns whether the mark of a gradient says that it is an average, or was made of a step's gradient."""
+    return mark_of(gradient).is_average or comes_from_a_step(gradient)
+
+
+def _wanted(is_known: bool, layout: Layout, place: Place) -> Wanted:
+    """Returns what a gradient must be here.
+
+    Args:
+        is_known: whether its mark says where it comes from.
+        layout: of the variable that it is applied to.
+        place: coordinates of this rank.
+    """
+    if is_known:
+        return Wanted.ANYTHING
+    if not layout.receives_gradient(place):
+        # No step has given it to this replica.
+        return Wanted.NOTHING
+    # A step gives it to all, or may: then those who have slots of it must not have made unlike things of it.
+    goes_to_all = layout.slots != EVERYWHERE and layout.gradient == EVERYWHERE
+    return Wanted.EQUAL if goes_to_all else Wanted.ANYTHING
 
 
 def _require_zeros(gradient: Any, variable: Any) -> None:

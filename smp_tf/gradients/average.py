@@ -10,7 +10,8 @@ import tensorflow as tf
 from smp_tf.collectives.interface import order
 from smp_tf.gradients.agreement import require_alike
 from smp_tf.job import runtime
-from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
+from smp_tf.partition.spread import EVERYWHERE
+from smp_tf.replicas.gradient_marks import comes_from_a_step, mark, mark_of
 from smp_tf.replicas.sparse_sums import sum_of_slices
 from smp_tf.replicas.sums import scaled, sum_gradients
 from smp_tf.replicas.unaveraged import require_averaged
@@ -48,7 +49,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     results = list(gradients)
     require_averaged(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
     replicas = runtime.current().topology.replicas
-    todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
+    todo = [i for i, gradient in enumerate(results) if gradient is not None and not mark_of(gradient).is_average]
     # There is one name for all. A replica with batches of another size may trace a function once more than others, so a
     # count would give the same average other names.
     name, handles = "smp_average", [] if tf.executing_eagerly() else [order().handle]
@@ -67,5 +68,5 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
         results[i] = scaled(sum_of_slices(results[i], f"{name}_{i}", handles), 1.0 / replicas)
     for i in todo:
-        mark_averaged(results[i])
+        mark(results[i], spread=EVERYWHERE)
     return results

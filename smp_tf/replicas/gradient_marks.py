@@ -1,121 +1,127 @@
-"""Marks on gradients, which say that a step returned them, and that they are averaged over the replicas.
+"""What is known of a gradient: one mark, found by the very tensor.
 
-A list of a step's gradients is spread over the stages. A gradient is marked when a step's output returns it. In a
-graph, what is made from it is recognised by following inputs back. An eager tensor bears the mark itself, and what is
-made from it does not. The mark of an average is on the tensor itself, also in a graph, since what is made from it may
-be anything.
+    made by                              is_of_step   spread            so it is
+    a step, over the replicas            yes          EVERYWHERE        the average
+    a step, for the one that updates     yes          Whole("D", 1, 2)  the average, which no other replica has
+    a step, for each its rows            yes          SplitOver(...)    rows of the average
+    a step, for OneBitAdam               yes          Partial("D")      this replica's summand
+    smp.average_gradients                -            EVERYWHERE        the average
+    a script, of one of these            in a graph   None              not known
+
+What a script makes of a gradient may be anything, so a mark is that of the very tensor, or sparse slices. Whether
+something was made of a step's gradient can be told in a graph only, where its inputs are followed back.
 """
 
 from __future__ import annotations
 
-import weakref
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-_MARK = "_smp_tf_gradient_of_a_step"
-_AVERAGED = "_smp_tf_averaged"
-_COMPUTED = "_smp_tf_computed"
-_UNAVERAGED = "_smp_tf_unaveraged"
-_ROWS = "_smp_tf_rows"
-_marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-
-
-def mark(value: Any) -> Any:
-    """Notes that a tensor, or sparse slices, are a gradient that a step returned, and returns them."""
-    for tensor in _tensors(value):
-        if hasattr(tensor, "numpy"):
-            setattr(tensor, _MARK, True)
-        else:
-            _marked.setdefault(tensor.graph, set()).add(tensor.name)
-    return value
-
-
-def comes_from_a_step(value: Any) -> bool:
-    """Returns whether a tensor, or sparse slices, are such a gradient or, in a graph, were made from one."""
-    return any(getattr(t, _MARK, False) if hasattr(t, "numpy") else _made_of_marked(t) for t in _tensors(value))
+from smp_tf.partition.spread import Partial, Spread
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Where a gradient in a step's graph was made.
+    """Where the gradient that a step's graph gives was made.
 
     Args:
         behind: an op of that graph after which all tasks of the rank have ended, so that its weights may change.
-        bucket: the bucket in which it was averaged over the replicas; None where it was not averaged.
+        bucket: the bucket in which it was averaged over the replicas; None where it was not.
     """
 
     behind: tf.Operation
     bucket: int | None
 
 
-def mark_averaged(gradient: Any) -> Any:
-    """Notes that a gradient is equal on all replicas that have it, and returns it."""
-    setattr(gradient, _AVERAGED, True)
-    return gradient
+@dataclass(frozen=True)
+class Mark:
+    """What is known of a gradient.
+
+    Args:
+        is_of_step: whether a step returned it.
+        spread: how the average over the replicas lies, which it is, or a part of; partial where it is what this replica
+            alone has computed. None: not known.
+        computed: where it was made, in the graph of a step.
+    """
+
+    is_of_step: bool = False
+    spread: Spread | None = None
+    computed: Computed | None = None
+
+    @property
+    def is_average(self) -> bool:
+        """Whether it is equal on all replicas that have it: the average, or rows of it."""
+        return self.spread is not None and not self.is_unaveraged
+
+    @property
+    def is_unaveraged(self) -> bool:
+        """Whether a step has left it to be averaged."""
+        return isinstance(self.spread, Partial)
 
 
-def mark_computed(gradient: Any, computed: Computed) -> Any:
-    """Notes on the tensor itself where a gradient was made, and returns it."""
-    setattr(gradient, _COMPUTED, computed)
-    return gradient
+_NOTHING = Mark()
+#: The one attribute in which a tensor holds its mark. A table of all marks would keep graphs alive: a mark may hold an
+#: op of its graph.
+_HELD = "_smp_tf_mark"
+
+
+def mark_of(value: Any) -> Mark:
+    """Returns what is known of a gradient.
+
+    Args:
+        value: a tensor, sparse slices, or whatever else a script takes for a gradient.
+    """
+    found: Mark = getattr(value, _HELD, _NOTHING)
+    return found
+
+
+def mark(value: Any, **what: Any) -> Any:
+    """Adds to what is known of a gradient, and gives it back.
+
+    Args:
+        value: a tensor or sparse slices; of anything else nothing is noted.
+        what: fields of its `Mark`.
+    """
+    if isinstance(value, (tf.Tensor, tf.IndexedSlices)):
+        setattr(value, _HELD, dataclasses.replace(mark_of(value), **what))
+    if isinstance(value, tf.IndexedSlices) and what.get("is_of_step"):
+        # A script may make something of the values alone.
+        mark(value.values, is_of_step=True)
+    return value
 
 
 def computed(gradient: Any) -> Computed | None:
-    """Returns where a gradient was made, if it comes directly from a step in the graph that is being traced."""
-    found: Computed | None = getattr(gradient, _COMPUTED, None)
+    """Returns where a gradient was made, if it comes right from a step in the graph that is being traced."""
+    found = mark_of(gradient).computed
     return found if found is not None and found.behind.graph is tf.compat.v1.get_default_graph() else None
 
 
-def is_averaged(value: Any) -> bool:
-    """Returns whether a tensor, or sparse slices, are a gradient that was averaged over the replicas."""
-    return getattr(value, _AVERAGED, False)
+def comes_from_a_step(value: Any) -> bool:
+    """Returns whether a tensor, or sparse slices, are a step's gradient or, in a graph, were made of one."""
+    return mark_of(value).is_of_step or any(map(_is_made_of_a_step, _tensors(value)))
 
 
-def mark_rows(gradient: Any, rows: tuple[int, int]) -> Any:
-    """Notes that a gradient is that of a range of a weight's rows, and returns it."""
-    setattr(gradient, _ROWS, rows)
-    return gradient
-
-
-def marked_rows(value: Any) -> tuple[int, int] | None:
-    """Returns the range of a weight's rows that a gradient is of; None where it is of the whole weight."""
-    rows: tuple[int, int] | None = getattr(value, _ROWS, None)
-    return rows
-
-
-def mark_unaveraged(gradient: Any) -> Any:
-    """Notes that a gradient is what this replica alone has computed, and returns it."""
-    setattr(gradient, _UNAVERAGED, True)
-    return gradient
-
-
-def is_unaveraged(value: Any) -> bool:
-    """Returns whether a tensor, or sparse slices, are a gradient that a step has left for others to average."""
-    return getattr(value, _UNAVERAGED, False)
-
-
-def _made_of_marked(tensor: tf.Tensor) -> bool:
-    seen: set[tuple[int, str]] = set()
+def _is_made_of_a_step(tensor: Any) -> bool:
+    """Returns whether a tensor is a step's gradient, or was made of one as far as its graph tells."""
+    seen: set[int] = set()
     stack = [tensor]
     while stack:
         current = stack.pop()
-        if hasattr(current, "numpy"):
-            if getattr(current, _MARK, False):
-                return True
+        if id(current) in seen:
             continue
-        graph = current.graph
-        if (id(graph), current.name) in seen:
-            continue
-        seen.add((id(graph), current.name))
-        if current.name in _marked.get(graph, ()):
+        seen.add(id(current))
+        if mark_of(current).is_of_step:
             return True
+        if hasattr(current, "numpy"):
+            continue
         stack.extend(t for t in current.op.inputs if t.dtype != tf.resource)
         if not current.op.inputs:
-            # The placeholder by which a branch or a function sees an outside tensor.
-            stack.extend(out for out, inner in getattr(graph, "captures", ()) if inner is current)
+            # What a branch or a function sees of a tensor outside it.
+            stack.extend(out for out, inner in getattr(current.graph, "captures", ()) if inner is current)
     return False
 
 

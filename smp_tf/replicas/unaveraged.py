@@ -16,7 +16,7 @@ from typing import Any
 from smp_tf.config.keys import ONE_BIT
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged
+from smp_tf.replicas.gradient_marks import comes_from_a_step, mark_of
 
 
 def are_left() -> bool:
@@ -35,7 +35,7 @@ def require_averaged(gradients: Iterable[Any], what: str) -> None:
     Raises:
         StepError: one of them is from such a step.
     """
-    if are_left() and any(g is not None and not is_averaged(g) and comes_from_a_step(g) for g in gradients):
+    if are_left() and any(g is not None and not mark_of(g).is_average and comes_from_a_step(g) for g in gradients):
         raise StepError(
             f'With "gradient_compression": "1bit" the gradients of a step are not averaged: smp.OneBitAdam and '
             f"smp.OneBitLAMB do that, with less to send. {what} was given such a gradient. Apply it as it is with one "

@@ -20,7 +20,8 @@ import tensorflow as tf
 from smp_tf import tf_internals
 from smp_tf.errors import StepError
 from smp_tf.keras import adapter
-from smp_tf.replicas.gradient_marks import computed, is_averaged, mark_averaged, mark_computed, marked_rows
+from smp_tf.partition.spread import EVERYWHERE, SplitOver
+from smp_tf.replicas.gradient_marks import mark, mark_of
 from smp_tf.sharding.layouts import here, slots_of
 from smp_tf.variables import store
 from smp_tf.variables.host_offload import update_on_host
@@ -49,7 +50,8 @@ def pairs_in_place(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tup
     found = []
     for gradient, variable in pairs:
         rows = None if is_block(variable) else slots_of(variable, optimizer).rows_at(here())
-        if marked_rows(gradient) not in (None, rows) and not is_block(variable):
+        given = mark_of(gradient).spread
+        if isinstance(given, SplitOver) and given.rows_at(here()) != rows and not is_block(variable):
             raise StepError(
                 f"A step that was built for it gives each replica some rows of the gradient of {variable.name!r}, and "
                 f"{type(optimizer).__name__} does not update these by themselves any more. Compile the model again."
@@ -126,7 +128,8 @@ def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:
     Returns:
         The same kind of gradient, of these rows. The marks of the gradient are kept.
     """
-    if gradient is None or marked_rows(gradient) is not None:
+    known = mark_of(gradient)
+    if gradient is None or isinstance(known.spread, SplitOver):
         return gradient
     start, stop = rows
     if isinstance(gradient, tf.IndexedSlices):
@@ -136,9 +139,7 @@ def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:
         found: Any = tf.IndexedSlices(values, indices - tf.cast(start, indices.dtype), shape)
     else:
         found = tf.convert_to_tensor(gradient)[start:stop]
-    if (made := computed(gradient)) is not None:
-        mark_computed(found, made)
-    return mark_averaged(found) if is_averaged(gradient) else found
+    return mark(found, spread=EVERYWHERE if known.is_average else None, computed=known.computed)
 
 
 def put(variable: Any, rows: tuple[int, int], value: tf.Tensor) -> None:

@@ -21,6 +21,7 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.split.step_outputs import Delivery
+from smp_tf.partition.spread import EVERYWHERE, Partial, Spread
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.replicas import unaveraged
 from smp_tf.replicas.gradient_marks import Computed
@@ -165,8 +166,8 @@ def _require_averages(slot: OutputSlot, name: str) -> None:
 
 
 def _gradient_sum(receiver: Receiver | None, *, keeps_gradients: bool) -> GradientSum:
-    rows = None if receiver is None else receiver.spread.rows_at(runtime.current().topology.place)
-    return GradientSum(not unaveraged.are_left(), rows, device_of_gradients(), keeps_gradients)
+    spread: Spread = EVERYWHERE if receiver is None else receiver.spread
+    return GradientSum(Partial("D") if unaveraged.are_left() else spread, device_of_gradients(), keeps_gradients)
 
 
 def _holder(stage: int | None, delivery: Delivery, receiver: Receiver | None) -> OutputHolder:

@@ -43,7 +43,7 @@ USES = {
     "pipeline.programs pipeline.run",
     "variables": "ground files keras job ops partition pipeline.run",
     "replicas": "ground config job collectives variables partition pipeline.run",
-    "batch": "ground replicas partition.trace",
+    "batch": "ground replicas partition partition.trace",
     "sharding": "ground keras job collectives variables replicas partition partition.graph partition.place "
     "partition.split pipeline.run",
     "checkpoint": "ground files config keras job variables sharding partition partition.plan",

@@ -42,7 +42,6 @@ CHANGES = {
     "smp_tf/keras/placed_layers.py _constructed": _WEAK,
     "smp_tf/optimizer/agreement.py _compared": _WEAK,
     "smp_tf/optimizer/patch.py _being_built": _WEAK,
-    "smp_tf/replicas/gradient_marks.py _marked": "it is keyed weakly by graphs, and goes with them",
     "smp_tf/sharding/moved_slots.py _number_of": _WEAK,
     "smp_tf/sharding/moved_slots.py _numbers": _COUNTS,
     "smp_tf/sharding/shares.py _shares_of": _WEAK,

@@ -21,6 +21,7 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.optimizer import distributed_optimizer
 from smp_tf.partition.mesh import Mesh
+from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.replicas import gradient_marks
 from smp_tf.sharding import layouts, receivers
 from tests import quick_import
@@ -137,7 +138,7 @@ def test_what_this_rank_does_not_have_is_left_out(hvd: ModuleType, replicas: Non
 
 
 def test_gradients_that_are_averaged_cost_nothing(hvd: ModuleType, replicas: None, asked: list[Any]) -> None:
-    gradient = gradient_marks.mark_averaged(tf.constant([1.0, 2.0]))
+    gradient = gradient_marks.mark(tf.constant([1.0, 2.0]), spread=EVERYWHERE)
     assert hvd.allreduce(gradient) is gradient
     assert hvd.allreduce(gradient, average=True) is gradient
     assert hvd.allreduce(gradient, op=hvd.Sum).numpy().tolist() == [2.0, 4.0]
@@ -163,7 +164,7 @@ def test_what_may_be_a_changed_average_is_refused_where_only_one_replica_has_it(
     assert asked == []
     # A loss, and what comes of a step.
     assert float(hvd.allreduce(tf.constant(3.0))) == 3.0
-    gradient = gradient_marks.mark(tf.constant([1.0, 2.0]))
+    gradient = gradient_marks.mark(tf.constant([1.0, 2.0]), is_of_step=True)
     assert hvd.allreduce(gradient) is gradient
 
 
@@ -222,14 +223,14 @@ def test_a_distributed_optimizer_averages_what_is_not_averaged(
     averaged: list[list[bool]] = []
 
     def average_gradients(gradients: list[Any]) -> list[Any]:
-        averaged.append([gradient_marks.is_averaged(g) for g in gradients])
+        averaged.append([gradient_marks.mark_of(g).is_average for g in gradients])
         return gradients
 
     monkeypatch.setattr(distributed_optimizer, "average_gradients", average_gradients)
     plain = tf_keras.optimizers.SGD(1.0)
     optimizer = hvd.DistributedOptimizer(plain, compression=hvd.Compression.fp16)
     a, b = tf.Variable(1.0), tf.Variable(1.0)
-    optimizer.apply_gradients([(gradient_marks.mark_averaged(tf.constant(0.25)), a), (tf.constant(0.5), b)])
+    optimizer.apply_gradients([(gradient_marks.mark(tf.constant(0.25), spread=EVERYWHERE), a), (tf.constant(0.5), b)])
     assert (optimizer is plain, averaged) == (True, [[True, False]])
     assert (float(a), float(b)) == (0.75, 0.5)
     with pytest.raises(StepError, match="backward_passes_per_step, does not fit"):

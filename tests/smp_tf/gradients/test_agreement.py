@@ -81,7 +81,7 @@ class TestAverages:
     def test_what_was_made_of_averages_in_a_function_is_one(self, reduced: list[dict[str, Any]]) -> None:
         @tf.function
         def clipped(gradient: tf.Tensor) -> Any:
-            return average_gradients([tf.clip_by_norm(gradient_marks.mark(gradient * 1.0), 1.0), None])
+            return average_gradients([tf.clip_by_norm(gradient_marks.mark(gradient * 1.0, is_of_step=True), 1.0), None])
 
         value, none = clipped(tf.constant([3.0, 4.0]))
         assert (value.numpy().tolist(), none) == (pytest.approx([0.6, 0.8]), None)
@@ -96,7 +96,7 @@ class TestAverages:
 
         others = [2, NOTHING, SOMETHING]
         monkeypatch.setattr(hvd, "allgather", lambda own, **kwargs: tf.concat([own, others, own], 0))
-        given = [gradient_marks.mark(tf.constant([1.0])), tf.constant([1.0])]
+        given = [gradient_marks.mark(tf.constant([1.0]), is_of_step=True), tf.constant([1.0])]
         assert [float(average[0]) for average in average_gradients(given)] == [1.0, 1.0]
         others[2] = NOTHING
         with pytest.raises(StepError, match=r"in place 1: .*; replica 1 has nothing; replica 2 has what is not known"):

@@ -7,15 +7,16 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.gradients.average import average_gradients
+from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.replicas import gradient_marks
 
 
 def test_averages_leave_out_what_is_none_or_averaged_already(reduced: list[dict[str, Any]]) -> None:
-    done = gradient_marks.mark_averaged(tf.constant([7.0]))
+    done = gradient_marks.mark(tf.constant([7.0]), spread=EVERYWHERE)
     first, none, same, other = average_gradients([tf.constant([1.0, 2.0]), None, done, tf.constant(4.0)])
     assert (first.numpy().tolist(), none, same is done, float(other)) == ([1.0, 2.0], None, True, 4.0)
     assert [(asked["types"], asked["name"]) for asked in reduced] == [([tf.float32] * 2, "smp_average_float32")]
-    assert all(map(gradient_marks.is_averaged, (first, same, other)))
+    assert all(gradient_marks.mark_of(one).is_average for one in (first, same, other))
     again = average_gradients([first, same])
     assert (again[0] is first, again[1] is same, len(reduced)) == (True, True, 1)
 

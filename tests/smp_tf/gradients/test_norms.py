@@ -86,7 +86,7 @@ class TestOnePartition:
 
 class TestMarks:
     def test_eager_tensors_bear_them_and_what_is_made_of_them_does_not(self) -> None:
-        gradient = mark(tf.constant([1.0]))
+        gradient = mark(tf.constant([1.0]), is_of_step=True)
         assert comes_from_a_step(gradient)
         assert not comes_from_a_step(gradient * 2.0)
         assert not comes_from_a_step(tf.constant([1.0]))
@@ -97,7 +97,7 @@ class TestMarks:
 
         @tf.function
         def run(x: tf.Tensor) -> None:
-            gradient = mark(x + 1.0)
+            gradient = mark(x + 1.0, is_of_step=True)
             other = x * 3.0
             found.append([comes_from_a_step(t) for t in (gradient, gradient * 2.0, other, tf.constant(1.0))])
             found.append([comes_from_a_step(tf.IndexedSlices(gradient[:1], [0]))])
@@ -138,7 +138,12 @@ class TestPatch:
 
     @pytest.mark.parametrize(
         "spread",
-        [[mark(tf.constant(1.0))], [X, None], [None, None], (mark(tf.constant(1.0)), X)],
+        [
+            [mark(tf.constant(1.0), is_of_step=True)],
+            [X, None],
+            [None, None],
+            (mark(tf.constant(1.0), is_of_step=True), X),
+        ],
         ids=["marked", "none", "nothing", "tuple"],
     )
     def test_lists_of_a_steps_gradients_are_asked_of_all_stages(self, patch: NormPatch, spread: Any) -> None:

@@ -13,6 +13,7 @@ import tf_keras
 import smp_tf as smp
 from smp_tf.errors import StepError
 from smp_tf.optimizer import distributed_optimizer
+from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.replicas import gradient_marks
 
 
@@ -23,7 +24,7 @@ def averaged(monkeypatch: pytest.MonkeyPatch, init: Callable[..., None]) -> list
     calls: list[list[bool]] = []
 
     def average(gradients: list[Any]) -> list[Any]:
-        calls.append([gradient_marks.is_averaged(gradient) for gradient in gradients])
+        calls.append([gradient_marks.mark_of(gradient).is_average for gradient in gradients])
         return [g if is_averaged else 2 * g for g, is_averaged in zip(gradients, calls[-1], strict=True)]
 
     monkeypatch.setattr(distributed_optimizer, "average_gradients", average)
@@ -45,7 +46,7 @@ def test_only_what_is_not_averaged_is(kind: str, averaged: list[list[bool]]) -> 
     optimizer = smp.DistributedOptimizer(plain)
     assert smp.DistributedOptimizer(optimizer) is optimizer is plain
     a, b = tf.Variable(1.0), tf.Variable(1.0)
-    optimizer.apply_gradients([(gradient_marks.mark_averaged(tf.constant(0.25)), a), (tf.constant(0.25), b)])
+    optimizer.apply_gradients([(gradient_marks.mark(tf.constant(0.25), spread=EVERYWHERE), a), (tf.constant(0.25), b)])
     assert averaged == [[True, False]]
     assert (float(a), float(b)) == (0.75, 0.5)
 

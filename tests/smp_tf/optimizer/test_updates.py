@@ -16,7 +16,7 @@ from tf_keras import optimizers
 from smp_tf.optimizer import updates
 from smp_tf.optimizer.patch import OptimizerPatch
 from smp_tf.optimizer.updates import most_at_once
-from smp_tf.replicas.gradient_marks import Computed, mark_computed
+from smp_tf.replicas.gradient_marks import Computed, mark
 
 COUNT = 6
 #: A square matrix of so many rows is just large.
@@ -180,7 +180,7 @@ def test_buckets_do_not_wait_for_each_other(init: Callable[..., None]) -> None:
 
     def of_bucket(gradient: tf.Tensor, number: int) -> tf.Tensor:
         average = tf.identity(gradient)
-        return mark_computed(average, Computed(average.op, number % 2))
+        return mark(average, computed=Computed(average.op, number % 2))
 
     variables = weights(8)
     graph = graph_of(optimizers.Adam(0.1), variables, of_bucket).graph
@@ -193,7 +193,7 @@ def test_a_bucket_of_few_weights_is_not_taken_for_another_ones_update(init: Call
 
     def of_bucket(gradient: tf.Tensor, number: int) -> tf.Tensor:
         average = tf.identity(gradient)
-        return mark_computed(average, Computed(average.op, int(number in (4, 6))))
+        return mark(average, computed=Computed(average.op, int(number in (4, 6))))
 
     variables = weights(9)
     graph = graph_of(optimizers.Adam(0.1), variables, of_bucket).graph
@@ -221,7 +221,7 @@ def test_what_is_made_of_averages_may_come_one_by_one() -> None:
     at_once = tf.ones([1])
     with tf.Graph().as_default() as graph:
         changed = [(tf.zeros([1]) * 2.0, name) for name in "ab"]
-        known = mark_computed(tf.zeros([1]), Computed(tf.no_op(), 3))
+        known = mark(tf.zeros([1]), computed=Computed(tf.no_op(), 3))
         pairs = [*changed, (known, "c")]
         assert list(updates._groups(pairs, graph, replicas=1)) == [["a", "b"], ["c"]]
         assert list(updates._groups(pairs, graph, replicas=2)) == [["c"]]

@@ -14,6 +14,7 @@ from smp_tf.batch.output_description import GradientSum, OutputDescription
 from smp_tf.config.config import Config
 from smp_tf.errors import StepError
 from smp_tf.gradients.average import average_gradients
+from smp_tf.partition.spread import EVERYWHERE, Partial
 from smp_tf.replicas import gradient_marks, sparse_sums
 from smp_tf.replicas import unaveraged as unaveraged_gradients
 
@@ -29,15 +30,16 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def accumulated(*, is_averaged: bool = True) -> tf.Tensor:
-    gradient = OutputDescription("g", gradient=GradientSum(is_averaged))
+    gradient = OutputDescription("g", gradient=GradientSum(EVERYWHERE if is_averaged else Partial("D")))
     return StepOutput(gradient, None, [1], WeightedSum(tf.constant([3.0, 6.0]), 3)).accumulate()
 
 
 def test_what_a_step_leaves_is_marked_as_such() -> None:
     unaveraged, average = accumulated(is_averaged=False), accumulated()
     assert unaveraged.numpy().tolist() == average.numpy().tolist() == [1.0, 2.0]
-    assert (gradient_marks.is_unaveraged(unaveraged), gradient_marks.is_averaged(unaveraged)) == (True, False)
-    assert (gradient_marks.is_unaveraged(average), gradient_marks.is_averaged(average)) == (False, True)
+    found = [gradient_marks.mark_of(one) for one in (unaveraged, average)]
+    assert [mark.spread for mark in found] == [Partial("D"), EVERYWHERE]
+    assert [(mark.is_unaveraged, mark.is_average) for mark in found] == [(True, False), (False, True)]
     with pytest.raises(StepError, match="and was given a gradient of a model that is split over them"):
         horovod_scope._refuse_what_is_split("allreduce", unaveraged)
 
@@ -65,7 +67,7 @@ def test_averages_of_them_are_refused(is_kept: bool, replicas: None, monkeypatch
         else:
             asked()
     unaveraged_gradients.require_averaged(
-        [None, tf.constant(1.0), gradient_marks.mark_averaged(tf.constant(1.0))], "mine"
+        [None, tf.constant(1.0), gradient_marks.mark(tf.constant(1.0), spread=EVERYWHERE)], "mine"
     )
 
 
