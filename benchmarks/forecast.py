@@ -49,7 +49,7 @@ from smp_tf.pipeline.planner.request import Aim, Course, Once, PlacementRequest,
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.planner.units import costs_of
-from smp_tf.pipeline.programs.kinds import KINDS
+from smp_tf.pipeline.programs.kinds import KINDS, Phase
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Forecast:
         timeline = timeline_of(plan, *costs_of(self.traced.graph, request), split, request)
         if self.updater is not None:
             return timeline.step_time
-        return max(span.end for own in timeline.spans for span in own if not KINDS[span.task.kind].is_update)
+        return max(span.end for own in timeline.spans for span in own if KINDS[span.task.kind].phase is Phase.STEP)
 
 
 def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:

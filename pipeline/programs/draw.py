@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from smp_tf.pipeline.programs.kinds import KINDS, Busy
+from smp_tf.pipeline.programs.kinds import KINDS, Busy, Phase
 from smp_tf.pipeline.programs.replay import Span
 from smp_tf.pipeline.programs.simulate import Timeline
 from smp_tf.pipeline.task import Program, Task
@@ -68,4 +68,4 @@ def _of(spans: Sequence[Span], busy: Busy) -> list[Span]:
 
 def _label(program: Program, task: Task) -> str:
     name = str(task) if program.chunks > program.stages else str(task).lstrip("0123456789")
-    return f"({name})" if program.by_script and KINDS[task.kind].is_update else name
+    return f"({name})" if program.by_script and KINDS[task.kind].phase is Phase.UPDATE else name

@@ -55,6 +55,17 @@ class StashChange(enum.Enum):
     IS_LEFT = enum.auto()
 
 
+class Phase(enum.Enum):
+    """When the ops of a task are written."""
+
+    #: With the step.
+    STEP = enum.auto()
+    #: With the update of weights, after the step.
+    UPDATE = enum.auto()
+    #: With what is logged, after the update.
+    LOG = enum.auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """What is known of a kind of task.
@@ -71,7 +82,7 @@ class Row:
         holds: how it changes what is in memory.
         stash: what it does to the activations that are kept for backward.
         begins_early: whether it may begin within the last task that adds to its bucket.
-        is_update: whether it is part of the update of weights. This is written after all other tasks of a step.
+        phase: when its ops are written.
         alone: which share of its time it takes while the other ranks of its host wait; None where it takes all of it.
         price: returns how long it takes by what it moves, where it is done once a step; None where its time is given.
     """
@@ -85,7 +96,7 @@ class Row:
     holds: Holds = Holds.NOTHING
     stash: StashChange = StashChange.IS_LEFT
     begins_early: bool = False
-    is_update: bool = False
+    phase: Phase = Phase.STEP
     alone: Literal["forward", "backward"] | None = None
     price: Callable[[Prices, Task], float] | None = None
 
@@ -112,6 +123,8 @@ CHECK = Kind("CHECK", Index.BUCKET)
 TELL = Kind("TELL", Index.BUCKET)
 #: Add up those of all stages.
 SUM = Kind("SUM", Index.BUCKET)
+#: Average over replicas what a loop logs of a batch.
+LOG = Kind("LOG", Index.BUCKET)
 
 
 def of_averages(places: Places, rank: int, task: Task) -> tuple[int, ...]:
@@ -178,7 +191,7 @@ KINDS: dict[Kind, Row] = {
     ),
     APPLY: Row(
         of_update, once, "apply", "#999999", "apply: the optimizer",
-        holds=Holds.UPDATE, is_update=True, price=Prices.of_apply,
+        holds=Holds.UPDATE, phase=Phase.UPDATE, price=Prices.of_apply,
     ),
     CHECK: Row(
         Places.of_others, once, "input", "#0072b2", "check: do all ranks of a replica have the same batch",
@@ -186,11 +199,15 @@ KINDS: dict[Kind, Row] = {
     ),
     TELL: Row(
         of_all_averages, once, "reduce", None, "tell: numbers for the first stage",
-        is_update=True, price=Prices.of_tell,
+        phase=Phase.UPDATE, price=Prices.of_tell,
     ),
     SUM: Row(
         of_stage_sum, once, "reduce", "#cc79a7", "sum: norms and checks over stages",
-        is_update=True, price=Prices.of_sum,
+        phase=Phase.UPDATE, price=Prices.of_sum,
+    ),
+    LOG: Row(
+        Places.of_gradients, once, "other", "#cc79a7", "log: what is logged of a batch, over replicas",
+        busy=Busy.LINE, phase=Phase.LOG, price=Prices.of_weigh,
     ),
 }  # fmt: skip
 

@@ -68,6 +68,8 @@ class Emission:
         averages: ops that have to run before the step ends.
         last_compute: what the next compute task comes after; None while there is none.
         update: lets the optimizer write its update of all weights; None where that is done, or not this program's.
+        log: writes the average over the replicas of what is logged of a batch.
+        logged: what came of it.
     """
 
     program: StageProgram
@@ -88,6 +90,8 @@ class Emission:
     averages: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
     update: Callable[[], None] | None = None
+    log: Callable[[], Any] | None = None
+    logged: Any = None
 
     def __post_init__(self) -> None:
         self.transfers: Mapping[int, Transfer] = {t.index: t for t in self.program.split.transfers}

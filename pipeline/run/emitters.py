@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from smp_tf.ops import send_recv
-from smp_tf.pipeline.programs.kinds import APPLY, CHECK, REDUCE, SUM, TELL, WEIGH
+from smp_tf.pipeline.programs.kinds import APPLY, CHECK, LOG, REDUCE, SUM, TELL, WEIGH
 from smp_tf.pipeline.run.emission import Emission
 from smp_tf.pipeline.run.marks import begin_reduce, begin_task, end_reduce, end_task
 from smp_tf.pipeline.task import Kind, Task
@@ -167,6 +167,13 @@ def emit_update(emission: Emission, task: Task) -> None:
         update()
 
 
+def emit_log(emission: Emission, task: Task) -> None:
+    """Writes the average over the replicas of what is logged, which comes after the step."""
+    assert emission.log is not None
+    with tf.name_scope(str(task)):
+        emission.logged = emission.log()
+
+
 EMITTERS: dict[Kind, Emitter] = {
     Kind.F: emit_compute,
     Kind.B: emit_compute,
@@ -181,4 +188,5 @@ EMITTERS: dict[Kind, Emitter] = {
     TELL: emit_update,
     SUM: emit_update,
     APPLY: emit_update,
+    LOG: emit_log,
 }

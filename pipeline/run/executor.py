@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from smp_tf.ops import send_recv
 from smp_tf.ops.at_run_time import at_run_time
-from smp_tf.pipeline.programs.kinds import KINDS
+from smp_tf.pipeline.programs.kinds import KINDS, Phase
 from smp_tf.pipeline.run.emission import CallersPart, Emission
 from smp_tf.pipeline.run.emitters import EMITTERS
 from smp_tf.pipeline.run.stage_program import StageProgram
@@ -80,7 +80,7 @@ def emit(
     emission = Emission(program, arguments, captures, seed, weights, step, callers or CallersPart())
     emission.clear_sums()
     for task in program.tasks:
-        if not KINDS[task.kind].is_update:
+        if KINDS[task.kind].phase is Phase.STEP:
             EMITTERS[task.kind](emission, task)
     accumulated = [emission.total(position) for position in range(len(split.outputs))]
     with tf.control_dependencies(emission.all_ops):
@@ -97,19 +97,42 @@ def emit(
     return StepResults(values, accumulated, step, computed, buckets, emission)
 
 
-def emit_updates(results: StepResults, update: Callable[[], None]) -> None:
-    """Writes the last tasks of a program, which update weights, into the current graph.
+class LastTasks:
+    """Writes the last tasks of a program, which are those of what comes after the step in its graph.
 
-    A script's own loop calls the optimizer itself, after the step; then these tasks are the script's to write.
+    A script's own loop calls the optimizer itself, after the step; then the updates are the script's to write.
 
     Args:
         results: what the program produced.
-        update: lets the optimizer write its update of all weights.
     """
-    results.emission.update = update
-    for task in results.emission.program.tasks:
-        if KINDS[task.kind].is_update:
-            EMITTERS[task.kind](results.emission, task)
-    if results.emission.update is not None:
-        # A rank that updates nothing has none of these tasks, and its optimizer counts the step all the same.
-        update()
+
+    def __init__(self, results: StepResults) -> None:
+        self._emission = results.emission
+
+    def update(self, write: Callable[[], None]) -> None:
+        """Writes the update of weights.
+
+        Args:
+            write: lets the optimizers write theirs, of all weights.
+        """
+        self._emission.update = write
+        for task in self._emission.program.tasks:
+            if KINDS[task.kind].phase is Phase.UPDATE:
+                EMITTERS[task.kind](self._emission, task)
+        if self._emission.update is not None:
+            # A rank that updates nothing has none of these tasks, and its optimizer counts the step all the same.
+            write()
+
+    def log(self, write: Callable[[], Any]) -> Any:
+        """Writes the average over the replicas of what is logged, and returns it.
+
+        Args:
+            write: writes it.
+        """
+        tasks = [task for task in self._emission.program.tasks if KINDS[task.kind].phase is Phase.LOG]
+        if not tasks:
+            return write()
+        self._emission.log = write
+        for task in tasks:
+            EMITTERS[task.kind](self._emission, task)
+        return self._emission.logged

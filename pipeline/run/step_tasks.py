@@ -1,6 +1,6 @@
 """Makes the tasks of all stages of a cut step: those of its microbatches, and those that run once per step.
 
-cut step ──▶ plan_program: compute and transfers ──▶ add_stage_tasks: WEIGH, REDUCE, APPLY, CHECK
+cut step ──▶ plan_program: compute and transfers ──▶ add_stage_tasks: WEIGH, REDUCE, CHECK, APPLY, LOG
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from smp_tf.partition.split.split import Split
 from smp_tf.partition.units.cost import node_seconds
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.input_checks import add_input_checks
+from smp_tf.pipeline.programs.logs import add_logs
 from smp_tf.pipeline.programs.reductions import add_reductions, check_replicas
 from smp_tf.pipeline.programs.updates import add_updates
 from smp_tf.pipeline.programs.weights_of_replicas import add_weights_of_replicas
@@ -44,13 +45,15 @@ class StageTasks:
         updates: how weights are updated; None where the step has no gradients.
         weighs: whether replicas add up how much their gradients count.
         checks_inputs: whether the ranks of a replica compare their batches.
-        gives_early: whether the last task gives sums before it ends. A task that XLA compiles does not.
+        logs: whether what is logged of a batch is averaged over the replicas in the graph of the step.
+        gives_early: whether the last task gives sums before it ends. What XLA compiles does not.
     """
 
     averaging: Averaging | None = None
     updates: Updates | None = None
     weighs: bool = False
     checks_inputs: bool = False
+    logs: bool = False
     gives_early: bool = True
 
 
@@ -146,6 +149,8 @@ def add_stage_tasks(
     if tasks.updates is not None:
         numbers = _updated_together(split, buckets) if averaging is not None else _trained_by(split)
         program = add_updates(program, numbers, stage_sums=tasks.updates.stage_sums, by_script=tasks.updates.by_script)
+    if tasks.logs:
+        program = add_logs(program)
     return program, buckets
 
 

@@ -27,6 +27,8 @@ from smp_tf.gradients import joined_gradients
 from smp_tf.gradients.stage_reduction import StageReduction, over_stages
 from smp_tf.job import runtime
 from smp_tf.keras import adapter
+from smp_tf.pipeline.programs.kinds import SUM
+from smp_tf.pipeline.task import Task
 from smp_tf.replicas.gradient_marks import comes_from_a_step
 from smp_tf.replicas.sums import exchange_of, sum_over_replicas
 from smp_tf.sharding import layouts
@@ -94,7 +96,8 @@ _NOT_FINITE = StageReduction(3, "the check for gradients that are not finite", _
 def _over_optimizers(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
     """Sums the values of optimizers that apply parts of the same gradients, over all stages and all shares."""
     if layouts.are_shared():
-        [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[order().handle])
+        with tf.name_scope(str(Task(SUM, runtime.current().topology.stage))):
+            [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[order().handle])
     return over_stages(own, reduction)
 
 

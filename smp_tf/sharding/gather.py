@@ -20,7 +20,9 @@ from smp_tf.collectives.interface import collectives
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.partition.spread import SplitOver
+from smp_tf.pipeline.programs.kinds import APPLY
 from smp_tf.pipeline.run.reduction import MOST_BYTES
+from smp_tf.pipeline.task import Task
 from smp_tf.sharding import row_blocks
 from smp_tf.sharding.layouts import slots_of
 from smp_tf.variables.store import storage_of
@@ -144,7 +146,8 @@ def _gather_bucket(bucket: Sequence[_Piece], name: str, handles: Sequence[Any]) 
     # In the order of the replicas, as they come.
     ordered = sorted(bucket, key=lambda piece: piece.replica)
     sent = tf.concat([_as_wire(piece.value(), wire) for piece in own], axis=0) if own else tf.zeros([0], wire)
-    received = collectives().all_gather(sent, running.process_sets.dp, name, handles=handles)
+    with tf.name_scope(str(Task(APPLY, running.topology.stage))):
+        received = collectives().all_gather(sent, running.process_sets.dp, name, handles=handles)
     for piece, part in zip(ordered, tf.split(received, [p.nbytes // wire.size for p in ordered]), strict=True):
         if piece.replica != running.topology.replica:
             piece.take(_from_wire(part, piece))

@@ -26,6 +26,8 @@ class StepOptions:
     small_first_batch: bool = False
     #: Whether it is a step of Keras's loops, which is given a batch and no options.
     of_keras: bool = False
+    #: Whether what comes after the step averages over the replicas what it logs of a batch.
+    logs_over_replicas: bool = False
 
     def check(self, signature: inspect.Signature, name: str) -> None:
         """Raises an error where an option names a parameter that the step does not have."""

@@ -205,7 +205,14 @@ def averaging_of(step: Unplanned, cut: Split, owned: Ownership) -> Averaging | N
 
 
 def stage_program(
-    step: Unplanned, agreed: AgreedPlan, owned: Ownership, *, keeps_gradients: bool, by_script: bool, xla: bool
+    step: Unplanned,
+    agreed: AgreedPlan,
+    owned: Ownership,
+    *,
+    keeps_gradients: bool,
+    by_script: bool,
+    logs: bool,
+    xla: bool,
 ) -> StageProgram:
     """Builds what this rank runs.
 
@@ -215,6 +222,7 @@ def stage_program(
         owned: which variables this rank has, and who receives their gradients.
         keeps_gradients: whether gradients are kept for each microbatch besides their sum.
         by_script: whether the script updates weights, after the step.
+        logs: whether what comes after the step averages over the replicas what it logs of a batch.
         xla: whether to compile the functions with XLA, where XLA can.
     """
     topology, cut = runtime.current().topology, agreed.cut
@@ -226,6 +234,7 @@ def stage_program(
         Updates(step.request.once.stage_sums, by_script) if is_trained else None,
         weighs=weighs,
         checks_inputs=config.check_inputs and bool(step.batch.arguments),
+        logs=logs and topology.replicas > 1,
         gives_early=not xla,
     )
     kept = frozenset(range(len(cut.outputs))) if keeps_gradients else frozenset()

@@ -20,7 +20,7 @@ from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
 from smp_tf.pipeline.programs.kinds import WEIGH
 from smp_tf.pipeline.run.emission import CallersPart, SumSparse
-from smp_tf.pipeline.run.executor import StepResults, emit, emit_updates
+from smp_tf.pipeline.run.executor import LastTasks, StepResults, emit
 from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.run.reduction import Bucket
 from smp_tf.pipeline.run.stage_program import StageProgram
@@ -161,7 +161,7 @@ class SplitProgram:
         results = self.returned.outputs.filled(flat)
         if self.returned.then is None:
             return results
-        return self.returned.then(results, tensors, lambda update: emit_updates(emitted, update))
+        return self.returned.then(results, tensors, LastTasks(emitted))
 
     def _emit_tensors(self, *tensors: Any) -> Any:
         if self.returned.then is not None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-#: Writes the tasks of a list that update weights, given what lets the optimizers write their updates.
-WriteUpdates = Callable[[Callable[[], None]], None]
+
+class LastTasks(Protocol):
+    """Writes what comes after a step, as the last tasks of the step's list where it has them."""
+
+    def update(self, write: Callable[[], None]) -> None:
+        """Writes the update of weights, given what lets the optimizers write theirs."""
+
+    def log(self, write: Callable[[], Any]) -> Any:
+        """Writes the average over the replicas of what is logged, and returns it."""
 
 
 class Sequel(Protocol):
@@ -15,11 +22,23 @@ class Sequel(Protocol):
     A step that has one updates weights within it. A script's own loop does so after the step.
     """
 
-    def __call__(self, results: Any, tensors: Sequence[Any], write_updates: WriteUpdates, /) -> Any:
+    def __call__(self, results: Any, tensors: Sequence[Any], last: LastTasks, /) -> Any:
         """Returns what the step gives.
 
         Args:
             results: what the step function returns, with a `StepOutput` in place of every tensor.
             tensors: the step's tensor arguments, of the whole batch.
-            write_updates: calls what lets the optimizers write their updates, where the step's list has it.
+            last: writes updates and logs.
         """
+
+
+class WithoutTasks:
+    """Writes what comes after a step that has no list of tasks."""
+
+    def update(self, write: Callable[[], None]) -> None:
+        """Writes the update of weights."""
+        write()
+
+    def log(self, write: Callable[[], Any]) -> Any:
+        """Writes what is logged, and returns it."""
+        return write()

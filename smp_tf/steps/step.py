@@ -215,8 +215,15 @@ class Step:
         applied = list(self._applied(traced.lowered.results)) if self._applied is not None else None
         owned = preparation.ownership(step, agreed, self._receivers, applied)
         keeps = self._options.keep_gradients
-        by_script = self._then is None
-        program = preparation.stage_program(step, agreed, owned, keeps_gradients=keeps, by_script=by_script, xla=xla)
+        program = preparation.stage_program(
+            step,
+            agreed,
+            owned,
+            keeps_gradients=keeps,
+            by_script=self._then is None,
+            logs=self._options.logs_over_replicas,
+            xla=xla,
+        )
         outputs = describe_outputs(traced.lowered, agreed.cut, owned.receivers, keeps_gradients=keeps)
         if xla:
             report_uncompiled(self.name, program)

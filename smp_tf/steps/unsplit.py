@@ -21,7 +21,7 @@ from smp_tf.batch.results import ResultStructure, unpack
 from smp_tf.checkpoint import pending
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
-from smp_tf.steps.sequel import Sequel
+from smp_tf.steps.sequel import Sequel, WithoutTasks
 from smp_tf.tf_internals import named
 from smp_tf.variables.model_context import set_step_being_traced
 
@@ -80,7 +80,7 @@ class UnsplitProgram:
         finally:
             set_step_being_traced(before)
         results = unpack(tf.nest.map_structure(_traced_output, results))
-        return results if self.then is None else self.then(results, tensors, lambda update: update())
+        return results if self.then is None else self.then(results, tensors, WithoutTasks())
 
     @functools.cached_property
     def _structure(self) -> ResultStructure:

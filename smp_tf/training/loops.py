@@ -36,7 +36,7 @@ from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.sharding.receivers import Applied
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.program import SplitProgram
-from smp_tf.steps.sequel import WriteUpdates
+from smp_tf.steps.sequel import LastTasks
 from smp_tf.steps.signatures import NeedsItsSizesError
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_outputs
@@ -92,7 +92,10 @@ class BatchFunction:
             # A training whose first batch is cut into fewer microbatches than asked for is a mistake. A single
             # prediction is not.
             StepOptions(
-                jit_compile=True if model.jit_compile else None, small_first_batch=method != "train_step", of_keras=True
+                jit_compile=True if model.jit_compile else None,
+                small_first_batch=method != "train_step",
+                of_keras=True,
+                logs_over_replicas=self._over_replicas,
             ),
             self._finish,
             self._applied,
@@ -315,7 +318,7 @@ class BatchFunction:
                 if isinstance(slot, OutputSlot) and slot.spec is None:
                     yield Applied(slot.outputs[0], apply.optimizer, variable)
 
-    def _finish(self, found: Mapping[str, Any], tensors: Sequence[Any], write_updates: WriteUpdates) -> Any:
+    def _finish(self, found: Mapping[str, Any], tensors: Sequence[Any], last: LastTasks) -> Any:
         if found["traced"] in self._checks:
             self._checks[found["traced"]].hand_out(found[KEPT])
         results, once = found["results"], self._once.get(found["traced"])
@@ -331,11 +334,12 @@ class BatchFunction:
             )
         if given is None:
             given = [[None if g is None else g.accumulate() for g in gradients] for gradients in found["gradients"]]
-        write_updates(lambda: _apply(applies, given))
+        last.update(lambda: _apply(applies, given))
         self._count.assign_add(1)
         results = self._gather(results)
         if self._over_replicas and isinstance(results, dict):
-            return logs.average(results, found["samples"].reduce_sum(), f"smp_logs_{self._method}")
+            name = f"smp_logs_{self._method}"
+            return last.log(lambda: logs.average(results, found["samples"].reduce_sum(), name))
         return results
 
 

@@ -47,3 +47,21 @@ def test_each_replica_says_once_that_it_has_a_bucket(tmp_path: Path, partitions:
                 # Where replicas are all ranks, Horovod still has in its cache what another case has averaged.
                 assert ready in (0, 2), averaged
     assert f"{name}_sparse_0_values" in said["sparse"]
+
+
+@pytest.mark.distributed
+def test_all_that_fit_sums_over_replicas_is_a_task() -> None:
+    config = {"partitions": 1, "microbatches": 2, "seed": 1}
+    cases = [
+        Case("alike", "fitted", {}, config),
+        Case("shared", "fitted", {}, {**config, "shard_optimizer_state": True}),
+    ]
+    results = launch(2, CASES, cases)
+    for found in results["alike"].values():
+        # One of each: the list has all, and each sums something; weights and slots are this replica's own.
+        assert found["tasks"][0] == "0WEIGH"
+        assert found["tasks"][-2:] == ["0APPLY0", "0LOG"]
+        assert found["named"].keys() == {"0WEIGH", "0REDUCE0", "0LOG"} <= set(found["tasks"])
+    for found in results["shared"].values():
+        # The norm over the shares, which of one stage is no task, and the weights that replicas give each other.
+        assert found["named"].keys() == {"0WEIGH", "0REDUCE0", "0SUM", "0APPLY", "0LOG"}

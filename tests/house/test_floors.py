@@ -45,7 +45,7 @@ USES = {
     "replicas": "ground config job collectives variables partition pipeline.run",
     "batch": "ground replicas partition partition.trace",
     "sharding": "ground keras job collectives variables replicas partition partition.graph partition.place "
-    "partition.split pipeline.run",
+    "partition.split pipeline.run pipeline pipeline.programs",
     "checkpoint": "ground files config keras job variables sharding partition partition.plan",
     "gradients": "ground keras job collectives variables replicas batch sharding ops partition pipeline "
     "pipeline.programs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from pathlib import Path
@@ -70,8 +71,26 @@ def trained(folder: str, steps: int, sparse: bool = False) -> dict[str, Any]:
     }
 
 
+def fitted() -> dict[str, Any]:
+    """Fits a model for two batches.
+
+    Returns:
+        "named": how many collectives the graph of a batch has by the task under whose name they stand. "tasks": those
+        of this rank's list.
+    """
+    model = smp.DistributedModel(lambda: tf.keras.Sequential([layers.Dense(8) for _ in range(4)]))
+    model.compile(tf.keras.optimizers.Adam(global_clipnorm=1.0), "mse")
+    x = tf.random.stateless_uniform([16, 4], [1, smp.dp_rank()])
+    model.fit(x, tf.zeros([16, 8]), batch_size=8, verbose=0)
+    [program] = model.train_function._step._programs.values()
+    return {
+        "named": collectives_by_task(program._eager.get_concrete_function().graph),
+        "tasks": [str(task) for task in program.stage_program.tasks],
+    }
+
+
 def collectives_by_task(graph: tf.Graph) -> dict[str, int]:
-    """Counts all of Horovod's ops that a graph and its branches have, by the outermost name scope of each."""
+    """Counts all of Horovod's ops that a graph and its branches have, by the task among the name scopes of each."""
     library = graph.as_graph_def().library.function
     inside = {
         function.signature.name: sum(node.op.startswith("Horovod") for node in function.node_def)
@@ -82,7 +101,8 @@ def collectives_by_task(graph: tf.Graph) -> dict[str, int]:
         branches = [op.get_attr(name).name for name in ("then_branch", "else_branch") if name in op.node_def.attr]
         count = op.type.startswith("Horovod") + sum(inside[branch] for branch in branches)
         if count:
-            found[op.name.partition("/")[0]] += count
+            scopes = (scope for scope in op.name.split("/") if re.fullmatch("[0-9]+[A-Z]+[0-9]*", scope))
+            found[next(scopes, "no task")] += count
     return dict(found)
 
 

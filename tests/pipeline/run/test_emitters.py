@@ -20,7 +20,7 @@ from smp_tf.pipeline.programs.step_memory import step_memory
 from smp_tf.pipeline.programs.updates import add_updates
 from smp_tf.pipeline.run.emission import Emission
 from smp_tf.pipeline.run.emitters import EMITTERS
-from smp_tf.pipeline.run.executor import emit, emit_updates
+from smp_tf.pipeline.run.executor import LastTasks, emit
 from smp_tf.pipeline.run.marks import begin_task, end_task
 from smp_tf.pipeline.run.stage_program import Endpoint, build_stage_program
 from smp_tf.pipeline.run.step_tasks import edges_of
@@ -87,7 +87,9 @@ def test_the_optimizer_is_called_once_for_all_updates_of_a_list(stage: int) -> N
         parts = tf.split(x, 2)
         results = emit(made, lambda number, m: parts[m], [], lambda _: tf.zeros([2], tf.int64), [1, 1])
         called.append("all else is written")
-        emit_updates(results, lambda: called.append("update"))
+        last = LastTasks(results)
+        last.update(lambda: called.append("update"))
+        assert last.log(lambda: "logs") == "logs"
 
     run.get_concrete_function(tf.zeros([BATCH, WIDTH]))
     # Where the stage trains nothing, the optimizer counts the step all the same.
