@@ -249,6 +249,8 @@ class Step:
         running, traced = runtime.current(), step.traced
         recompute = running.config.recompute and bool(traced.graph.gradients)
         is_one = (running.config.partitions or 1) == step.batch.microbatches == running.topology.size == 1
+        # Keras's loops weigh the losses of a training that is cut, in a batch of one sample, too.
+        is_one = is_one and not (self._options.of_keras and running.config.microbatches > 1)
         return is_one and not (traced.is_random or xla or recompute)
 
     def _unsplit(self, arguments: Arguments, step: preparation.Unplanned) -> UnsplitProgram:

@@ -209,7 +209,8 @@ class BatchFunction:
         config = runtime.current().config
         is_checked = bool(config.check_losses)
         is_once = retrace.microbatches > 1 and not self._joins_replicas
-        if self._method == "predict_step" or not self._in_parts or not (is_checked or is_once):
+        is_cut = retrace.microbatches > 1 or self._joins_replicas
+        if self._method == "predict_step" or not is_cut or not (is_checked or is_once):
             return Examined(traced)
         if is_checked and not is_once:
             check_gradient_uses(self._in_words, traced.lowered.graph)

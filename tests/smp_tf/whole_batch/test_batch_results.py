@@ -132,6 +132,24 @@ def test_an_evaluation_has_any_loss(init: Callable[..., None], loss: Any) -> Non
     assert found == pytest.approx(wanted, rel=1e-9)
 
 
+def test_a_last_batch_of_one_sample_is_trained_on(init: Callable[..., None]) -> None:
+    """One process runs it in one piece. Its loss has a mask, and is weighed as those of other batches are."""
+    init(microbatches=3)
+    found = []
+    plain = tf_keras.Sequential([layers.Masking(input_shape=(2, 3)), layers.Dense(3)])
+    split = smp.DistributedModel(lambda: tf_keras.models.clone_model(plain))
+    split.build((None, 2, 3))
+    split.set_weights(plain.get_weights())
+    x = X[:7].reshape(-1, 2, 3).copy()
+    x[6, 1] = x[2] = 0.0
+    for model in (plain, split):
+        model.compile(tf_keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        history = model.fit(x, x, batch_size=6, epochs=2, shuffle=False, verbose=0).history
+        found.append([*model.get_weights(), history["loss"], history["mae"]])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-9)
+
+
 @pytest.mark.parametrize("compared", params([True, False], [False]))
 def test_a_batch_of_any_size_is_computed_once(init: Callable[..., None], compared: bool, capfd: Any) -> None:
     """From the third size on one program takes all sizes, but where a metric is made for a number of samples."""
