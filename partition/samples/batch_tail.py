@@ -71,6 +71,8 @@ def find_tail(
     rows: SampleRows,
     wanted: Mapping[str, Sequence[Tensor | int]],
     gradients: Collection[Tensor] = (),
+    *,
+    begins_at_model: bool = False,
 ) -> Tail:
     """Finds the tail of a step that gives some of its results.
 
@@ -79,11 +81,16 @@ def find_tail(
         rows: what the tensors of `whole` are made of.
         wanted: what is to be computed together, by name: tensors of `whole`, and numbers of its nodes that write.
         gradients: tensors of `whole` that stand for gradients which will be there for the whole batch.
+        begins_at_model: whether cuts are only made where a tensor depends on a model. All else is computed of the
+            arguments.
 
     Returns:
         The tail of the results that can be computed, and why the others cannot.
     """
-    found = {name: _Walk(whole, rows, frozenset(gradients)).back_from(targets) for name, targets in wanted.items()}
+    found = {
+        name: _Walk(whole, rows, frozenset(gradients), begins_at_model).back_from(targets)
+        for name, targets in wanted.items()
+    }
     left_out = {name: walk.obstacle for name, walk in found.items() if walk.obstacle is not None}
     walks = [walk for walk in found.values() if walk.obstacle is None]
     nodes = set().union(*(walk.nodes for walk in walks))
@@ -100,6 +107,27 @@ def find_tail(
     )
 
 
+def tail_from(graph: OpGraph, cuts: Sequence[Cut], results: Mapping[str, tuple[Tensor | int, ...]]) -> Tail:
+    """Returns the tail of a step that begins at given tensors, and at its arguments.
+
+    Args:
+        graph: the step.
+        cuts: where the tail begins; `whole` names tensors of `graph`.
+        results: what it gives, by name: tensors of `graph`.
+    """
+    begins = {cut.whole for cut in cuts}
+    stack = [tensor for tensors in results.values() for tensor in tensors if isinstance(tensor, Tensor)]
+    nodes: set[int] = set()
+    while stack:
+        tensor = stack.pop()
+        if tensor not in begins and tensor.node not in nodes:
+            nodes.add(tensor.node)
+            stack.extend(graph.nodes[tensor.node].inputs)
+    arguments = {graph.nodes[n].source for n in nodes if graph.nodes[n].op == ARGUMENT}
+    numbers = tuple(sorted(number for number in arguments if number is not None))
+    return Tail(tuple(sorted(nodes)), tuple(cuts), numbers, results, {}, {})
+
+
 def _touched(graph: OpGraph, numbers: Iterable[int]) -> frozenset[int]:
     nodes = [graph.nodes[number] for number in numbers]
     return frozenset(
@@ -110,10 +138,11 @@ def _touched(graph: OpGraph, numbers: Iterable[int]) -> frozenset[int]:
 class _Walk:
     """The way back from one result to where its tail begins."""
 
-    def __init__(self, whole: OpGraph, rows: SampleRows, gradients: frozenset[Tensor]) -> None:
+    def __init__(self, whole: OpGraph, rows: SampleRows, gradients: frozenset[Tensor], begins_at_model: bool) -> None:
         self._whole = whole
         self._rows = rows
         self._gradients = gradients
+        self._begins_at_model = begins_at_model
         self.used: set[Tensor] = set()
         self.nodes: set[int] = set()
         self.cuts: dict[Tensor, Cut] = {}
@@ -143,7 +172,8 @@ class _Walk:
             return ()
         of_weights_alone = content.weights and not content.samples and not content.random
         is_of_a_rank = bool(self._gradients) and (content.gradients or of_weights_alone)
-        if node.op not in SOURCES and not is_of_a_rank and self._is_cut(tensor):
+        may_begin = content.weights or not self._begins_at_model
+        if node.op not in SOURCES and may_begin and not is_of_a_rank and self._is_cut(tensor):
             return ()
         if node.op in RANDOM_OPS:
             self.obstacle = f"it depends on random numbers that every microbatch draws anew (op {node.name!r})"

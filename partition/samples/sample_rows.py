@@ -106,6 +106,15 @@ class SampleRows:
         """Returns what a tensor of the whole graph is made of."""
         return self.contents[tensor.node][tensor.index]
 
+    def holds_samples(self, argument: int) -> bool:
+        """Returns whether an argument has one row a sample.
+
+        Args:
+            argument: number of the step's tensor argument.
+        """
+        numbers = (n for n, node in enumerate(self._whole.nodes) if node.op == ARGUMENT and node.source == argument)
+        return any(self.of(Tensor(number, 0)).rows == 0 for number in numbers)
+
     def differs(self, tensor: Tensor) -> tuple[int, ...] | None:
         """Returns the dimensions of a tensor whose length differs for a microbatch; None where this cannot be told.
 

@@ -110,6 +110,15 @@ class Step:
         program, tensors = self.find(*args, **kwargs)
         return program(tensors)
 
+    def tensors_of(self, *args: Any, **kwargs: Any) -> Sequence[Any]:
+        """Returns the tensor arguments of a call, in their order.
+
+        Args:
+            *args: the positional arguments of the call.
+            **kwargs: its keyword arguments.
+        """
+        return self._sort(args, kwargs).tensors
+
     def find(self, *args: Any, **kwargs: Any) -> tuple[SplitProgram | UnsplitProgram, Sequence[Any]]:
         """Returns the program for a call, and its arguments. A new program is traced, planned and built.
 

@@ -55,6 +55,8 @@ class Denominators:
         self.valid: list[tf.Tensor] = []
         self.ratios: list[tf.Variable] = []
         self.uses_samples = False
+        #: Whether a loss is scaled, so that microbatches average it rightly.
+        self.scales_losses = False
         #: Ops that give the shape of something made from weights. It is taken to be the samples, and all else as
         #: traced.
         self.shapes: dict[tf.Operation, list[int]] = {}
@@ -89,6 +91,7 @@ class Denominators:
             mask: which elements of the microbatch are valid.
             dtype: type of the factor.
         """
+        self.scales_losses = True
         valid = tf.reduce_sum(tf.cast(_before_reshaping(mask), dtype))
         cause, shapes = _depends_on(valid)
         if cause is not None:
@@ -355,6 +358,7 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
         reduction = kwargs.get("reduction", args[1] if len(args) > 1 else None)
         if collecting is None or not adapter.losses().is_sum(reduction):
             return value
+        collecting.scales_losses = True
         factor = collecting.sum_factor(value.dtype)
         with tf.name_scope(_OWN_SCOPE):
             return value * factor

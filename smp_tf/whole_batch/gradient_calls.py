@@ -7,7 +7,7 @@ another trace's gradients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,14 +28,27 @@ class GradientCalls:
         self.kinds: list[list[Any]] = []
         #: For each call, what the gradients are taken by.
         self.sources: list[list[Any]] = []
+        #: For each call, whether it takes the gradient of the sum of its targets.
+        self.is_plain: list[bool] = []
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Notes calls within its context."""
+    def noted(self, weighed: Mapping[int, Callable[[], Sequence[tuple[str, Any]]]] | None = None) -> Iterator[None]:
+        """Notes calls within its context.
+
+        Args:
+            weighed: for calls whose losses are replaced, by number: what gives names of tensors, and what each counts.
+        """
 
         def watched(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+            make = (weighed or {}).get(len(self.targets))
+            parts = make() if make is not None else None
+            is_plain = not args and more.get("output_gradients") is None
+            if parts is not None:
+                graph = tf.compat.v1.get_default_graph()
+                target = [graph.get_tensor_by_name(name) for name, _ in parts]
+                more["output_gradients"] = [value for _, value in parts]
             results = original(tape, target, sources, *args, **more)
-            self._note(target, sources, _flat(results))
+            self._note([] if parts is not None else target, sources, _flat(results), is_plain)
             return results
 
         with _replaced(watched):
@@ -51,19 +64,20 @@ class GradientCalls:
 
         def watched(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
             kinds = like.kinds[len(self.targets)] if len(self.targets) < len(like.kinds) else []
-            flat = _flat(sources)
+            flat, is_plain = _flat(sources), not args and more.get("output_gradients") is None
             if len(flat) != len(kinds) or not all(isinstance(source, tf.Variable) for source in flat):
                 results = original(tape, target, sources, *args, **more)
-                self._note(target, sources, _flat(results))
+                self._note(target, sources, _flat(results), is_plain)
                 return results
             made = [None if kind is None else _unknown(source) for source, kind in zip(flat, kinds, strict=True)]
-            self._note(target, sources, made)
+            self._note(target, sources, made, is_plain)
             return tf.nest.pack_sequence_as(sources, made) if tf.nest.is_nested(sources) else made[0]
 
         with _replaced(watched):
             yield
 
-    def _note(self, target: Any, sources: Any, gradients: list[Any]) -> None:
+    def _note(self, target: Any, sources: Any, gradients: list[Any], is_plain: bool) -> None:
+        self.is_plain.append(is_plain)
         self.targets.append([value for value in tf.nest.flatten(target) if isinstance(value, tf.Tensor)])
         self.sources.append(_flat(sources))
         self.gradients.append(gradients)

@@ -36,6 +36,14 @@ def test_what_is_made_of_gradients_is_made_of_those_of_all_stages(case_result: C
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(
+    "launched", [LaunchedCase(2, CASES, Case(loss, "losses", {"loss": loss}, STAGES)) for loss in ("total", "of_few")]
+)
+def test_losses_count_samples_as_in_the_whole_batch(case_result: CaseResult) -> None:
+    assert set(case_result.values()) == {True}
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize("launched", [LaunchedCase(2, CASES, Case("metrics", "history", {}, STAGES))])
 def test_metrics_are_those_of_the_whole_batch_on_every_rank(case_result: CaseResult) -> None:
     assert set(case_result.values()) == {True}

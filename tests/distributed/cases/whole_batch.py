@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
+from tests.smp_tf.whole_batch import own_losses
 from tests.smp_tf.whole_batch.own_gradients import USES, Uses, compare
 from tests.smp_tf.whole_batch.own_metrics import metrics, net
 
@@ -28,6 +29,15 @@ def gradients(use: str) -> bool:
     in_float64()
     try:
         return compare(USES[use]) < 1e-12
+    finally:
+        back()
+
+
+def losses(loss: str) -> bool:
+    """Whether a loss that is no average over samples trains as in plain Keras."""
+    in_float64()
+    try:
+        return own_losses.compare(own_losses.LOSSES[loss]) < 1e-12
     finally:
         back()
 

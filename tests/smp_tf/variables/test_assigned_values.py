@@ -54,7 +54,7 @@ DEFENDED = {
     ("training/keras_callbacks.py", "self._batch"): "no model has it",
     ("training/keras_callbacks.py", "self._epoch"): "no model has it",
     ("training/logs.py", "variable"): "of metrics, which every rank stores",
-    ("training/loops.py", "self._count"): "no model has it",
+    ("training/batch_function.py", "self._count"): "no model has it",
     ("training/loss_denominators.py", "ratio"): "no model has it",
     ("training/loss_denominators.py", "self._samples"): "no model has it",
     ("variables/guarded.py", "super()"): "it is where the script's are noted",

@@ -1,0 +1,433 @@
+"""Makes what Keras's `fit`, `evaluate` and `predict` call for every batch: a cut step, made from one microbatch's.
+
+    Keras's loop ──▶ next(iterator) ──▶ batch ─┐
+                                               ▼
+    train_step(data), one microbatch ──▶ smp.step ──▶ gradients, averaged ──▶ apply_gradients, once ──▶ logs
+                                               └────▶ what metrics need, joined ──▶ metrics, once ──────┘
+
+`train_step` is traced as a whole, so the user's own is treated like Keras's. Its `apply_gradients` is recorded
+(`recorded_apply.py`), and everything happens in one `tf.function` per batch shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.batch.microbatches import count_samples, sizes_of
+from smp_tf.errors import RankMismatchError, StepError
+from smp_tf.job import exchange, runtime
+from smp_tf.loss_check.check import LossCheck, Numbers, check_gradient_uses, tell_unchecked, tell_written_weights
+from smp_tf.optimizer.recorded_apply import ApplyRecorder, RecordedApply
+from smp_tf.partition.mesh import CommGroup
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.samples.gradient_uses import nonlinear_uses
+from smp_tf.partition.samples.once_per_batch import NotOnceError
+from smp_tf.partition.tf_internals import autograph_convert
+from smp_tf.partition.trace.lower import OutputSlot
+from smp_tf.sharding.receivers import Applied
+from smp_tf.steps.options import StepOptions
+from smp_tf.steps.program import SplitProgram
+from smp_tf.steps.sequel import LastTasks
+from smp_tf.steps.signatures import NeedsItsSizesError
+from smp_tf.steps.step import Step
+from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_outputs
+from smp_tf.training import logs
+from smp_tf.training.loss_denominators import Denominators, Totals
+from smp_tf.training.weighed_losses import WeighedError, replaced_losses
+from smp_tf.whole_batch.batch_results import BatchResults, gradients_of, sample_rows
+from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.loss_coefficients import CallCoefficients, LossCoefficients
+
+#: The largest batch in bytes whose losses are compared with those of its microbatches.
+_MOST_KEPT = 1 << 30
+#: The name under which a step returns the tensors that the check of its losses keeps.
+KEPT = "kept"
+
+
+class BatchFunction:
+    """Takes the next batch of an iterator and runs a step on it.
+
+    Args:
+        model: the distributed model.
+        method: name of the model's method for one microbatch: "train_step", "test_step" or "predict_step".
+        count: the model's counter of batches.
+        gather: takes the method's result, with `StepOutput`s in place of tensors, and returns what Keras is given.
+    """
+
+    def __init__(self, model: Any, method: str, count: tf.Variable, gather: Callable[[Any], Any]) -> None:
+        self._model = model
+        self._method = method
+        self._count = count
+        self._gather = gather
+        self._traced: list[tuple[list[RecordedApply], Denominators]] = []
+        self._calls: list[GradientCalls] = []
+        self._totals: weakref.WeakKeyDictionary[Any, Totals | None] = weakref.WeakKeyDictionary()
+        with tf.init_scope():
+            self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
+        self._checks: dict[int, LossCheck] = {}
+        self._once: dict[int, BatchResults] = {}
+        self._sizes: list[int] = []
+        self._has_composites = False
+        self._asked = 0
+        self._of_metrics: dict[int, frozenset[str]] = {}
+        #: Samples of this replica so far.
+        self.samples = 0
+        #: The plan of the step that ran last; None where the step is not split.
+        self.plan: Plan | None = None
+        self._in_words = f"{method} of model {model.name!r}"
+        one_microbatch = self._one_microbatch
+        self._step = self._step_of(lambda data: one_microbatch(data))
+        #: The step that is given the coefficients of losses, once a loss is found that needs them.
+        self._weighed: Step | None = None
+        self._coefficients: dict[Any, LossCoefficients] = {}
+        self._found: LossCoefficients | None = None
+        self._calls_weighed: Sequence[CallCoefficients] = ()
+
+    def _step_of(self, function: Callable[..., Any]) -> Step:
+        options = StepOptions(
+            jit_compile=True if self._model.jit_compile else None,
+            # A training whose first batch is cut into fewer microbatches than asked for is a mistake. A single
+            # prediction is not.
+            small_first_batch=self._method != "train_step",
+            of_keras=True,
+            logs_over_replicas=self._over_replicas,
+        )
+        return Step(_named(function, self._method), options, self._finish, self._applied, self._examine)
+
+    def __call__(self, iterator: Any) -> Any:
+        """Runs the step on the next batch, or on as many batches as `steps_per_execution` says.
+
+        Args:
+            iterator: gives batches. It is asked outside any graph. So when it ends, nothing is under way on any rank.
+        """
+        if self._model.run_eagerly:
+            raise StepError(
+                f"Model {self._model.name!r} is cut and pipelined as a graph, and cannot run eagerly. Leave "
+                f"run_eagerly out of compile; to look into its layers, use tf.print."
+            )
+        several = self._model.steps_per_execution
+        results = []
+        for _ in range(1 if several is None else int(several.numpy())):
+            batch = self._next(iterator)
+            self._sizes = self._sizes_of_replicas(batch)
+            program, tensors = self._program_for(batch)
+            self._tell_totals(program, tensors)
+            traced = program.lowered.results["traced"]
+            with self._watched(traced, program, tensors):
+                results.append(program(tensors))
+            self._checks.pop(traced, None)
+            self.plan = program.plan if isinstance(program, SplitProgram) else None
+            of_metrics = self._of_metrics.get(program.lowered.results["traced"], frozenset())
+            object.__setattr__(self._model, "_smp_logs_of_metrics", of_metrics)
+            self.samples += _samples(batch)
+        return self._over_batches(results)
+
+    def _program_for(self, batch: Any) -> tuple[Any, Sequence[Any]]:
+        """Returns the program for a batch, and what to call it with: besides the batch what its samples count."""
+        if self._weighed is None:
+            try:
+                return self._step.find(batch)
+            except WeighedError:
+                one_microbatch = self._one_microbatch
+                self._weighed = self._step_of(lambda data, coefficients: one_microbatch(data, coefficients))
+        tensors = tf.nest.flatten(list(self._step.tensors_of(batch)), expand_composites=True)
+        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        if key not in self._coefficients:
+            self._coefficients[key] = self._found or self._coefficients_for(batch)
+            self._found = None
+        self._calls_weighed = self._coefficients[key].calls
+        return self._weighed.find(batch, self._coefficients[key].of(tensors))
+
+    def _coefficients_for(self, batch: Any) -> LossCoefficients:
+        """Returns the coefficients of the losses for batches of another structure."""
+        samples, microbatches = _samples(batch), runtime.current().config.microbatches
+        microbatches = min(samples, microbatches)
+        of_part, of_whole = GradientCalls(), GradientCalls()
+        first = sizes_of(samples, microbatches)[0]
+        part = self._step_of(lambda data: self._plain_microbatch(data, of_part)).trace(
+            tf.nest.map_structure(lambda value: value[:first] if _has_rows(value, samples) else value, batch)
+        )
+        whole = self._step_of(lambda data: self._whole_batch(data, of_whole, of_part)).trace(batch)
+        rows = sample_rows(part, whole, samples)
+        numbers = {call.number for call in self._calls_weighed}
+        return LossCoefficients(
+            part, whole, of_part, of_whole, rows, samples=samples, microbatches=microbatches, weighed=numbers
+        )
+
+    def _plain_microbatch(self, data: Any, calls: GradientCalls) -> dict[str, Any]:
+        """Returns the step for a microbatch, only to be looked at."""
+        recorder = ApplyRecorder(self._in_words)
+        with recorder.recording(), calls.noted():
+            results = autograph_convert(getattr(self._model, self._method))(data)
+        return {"results": results, "gradients": [list(apply.gradients) for apply in recorder.applies]}
+
+    def _next(self, iterator: Any) -> Any:
+        """Returns the next batch, once every replica is known to have one, since their gradients are summed.
+
+        Raises:
+            RankMismatchError: a replica has no more batches, but another one has.
+        """
+        topology = runtime.current().topology
+        if not self._over_replicas or topology.replicas == 1:
+            return next(iterator)
+        batch, end = None, None
+        try:
+            batch = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError) as error:
+            end = error
+        self._asked += 1
+        said = exchange.allgather_json(end is None, CommGroup.RDP_GROUP, name=f"batch {self._asked} of the training")
+        if end is not None and not any(said):
+            raise end
+        if not all(said):
+            without = ", ".join(str(replica) for replica, has_one in enumerate(said) if not has_one)
+            raise RankMismatchError(
+                f"The data of replica {without} of {topology.replicas} ended before batch {self._asked} of the "
+                f"training, and others have more. Every replica needs the same number of batches: divide the data with "
+                f"smp.shard_dataset, or give fit steps_per_epoch."
+            )
+        return batch
+
+    @property
+    def _in_parts(self) -> bool:
+        """Returns whether a loss's average is over several parts."""
+        running = runtime.current()
+        return running.config.microbatches > 1 or (self._over_replicas and running.topology.replicas > 1)
+
+    @property
+    def _over_replicas(self) -> bool:
+        """Returns whether all replicas' batches are one. In an evaluation each has its own, and some may have more."""
+        return self._method == "train_step"
+
+    def _watched(self, traced: int, program: Any, tensors: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """Returns the context for a program's first run, in which its losses are checked if they are to be."""
+        if traced not in self._checks:
+            return contextlib.nullcontext()
+        return self._checks[traced].watching(program, tensors, program.lowered.results[KEPT])
+
+    def _tell_totals(self, program: Any, tensors: Sequence[Any]) -> None:
+        if program not in self._totals:
+            _, denominators = self._traced[program.lowered.results["traced"]]
+            self._totals[program] = None
+            if denominators.is_needed:
+                self._totals[program] = Totals(denominators, self._batch_samples, program, self._over_replicas)
+        totals = self._totals[program]
+        if totals is not None:
+            totals.tell(tensors)
+
+    def _over_batches(self, results: list[Any]) -> Any:
+        """Returns what Keras is given after several batches: their outputs joined, or the logs of the last one."""
+        if self._method != "predict_step" or len(results) == 1:
+            return results[-1]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *results)
+
+    def _sizes_of_replicas(self, batch: Any) -> list[int]:
+        """Returns the batch's samples on all replicas before a training's first step, and later those on this one."""
+        mine = _samples(batch)
+        if self._traced or not self._joins_replicas or not runtime.current().config.check_losses:
+            return [mine]
+        return list(exchange.allgather_json(mine, CommGroup.RDP_GROUP, name=f"the first batch of {self._in_words}"))
+
+    @property
+    def _joins_replicas(self) -> bool:
+        return self._over_replicas and runtime.current().topology.replicas > 1
+
+    def _examine(self, traced: StepTrace, retrace: Retrace) -> Examined:
+        """Traces a new program's step for a whole batch: for what is computed once per batch, and to check its losses.
+
+        See `whole_batch/batch_results.py` and `loss_check/check.py`.
+        """
+        config = runtime.current().config
+        is_checked = bool(config.check_losses)
+        is_once = retrace.microbatches > 1 and not self._joins_replicas
+        is_cut = retrace.microbatches > 1 or self._joins_replicas
+        if self._method == "predict_step" or not is_cut or not (is_checked or is_once):
+            return Examined(traced)
+        if is_checked and not is_once:
+            check_gradient_uses(self._in_words, traced.lowered.graph)
+        if is_checked:
+            tell_written_weights(self._in_words, traced.lowered.graph)
+        number = traced.lowered.results["traced"]
+        if self._joins_replicas and len(self._traced) > 1 and self._traced[number][1].is_needed:
+            return Examined(traced)
+        calls = GradientCalls()
+        try:
+            like = self._calls[number]
+            whole = retrace.trace(lambda data, *_: self._whole_batch(data, calls, like), sum(self._sizes))
+            if is_once:
+                self._weigh(traced, whole, calls, retrace)
+                traced = self._once_per_batch(traced, whole, calls, retrace)
+            check = self._check_of(traced, whole, calls) if is_checked else None
+        except (NeedsItsSizesError, WeighedError):
+            raise
+        except Exception as error:
+            tell_unchecked(self._in_words, f"the step cannot be traced for all samples of a batch: {error}")
+            check = None
+        once = self._once.get(number)
+        if is_checked and (once is None or not once.has_gradients):
+            check_gradient_uses(self._in_words, traced.lowered.graph)
+        if check is None:
+            return Examined(traced)
+        self._checks[number] = check
+        return Examined(with_outputs(traced, Handed(KEPT, check.kept)), (KEPT,))
+
+    def _weigh(self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, retrace: Retrace) -> None:
+        """Raises where microbatches have to be told what their samples count in a loss of the whole batch."""
+        number = traced.lowered.results["traced"]
+        if self._weighed is not None or self._traced[number][1].scales_losses:
+            return
+        samples = sum(self._sizes)
+        try:
+            found = LossCoefficients(
+                traced,
+                whole,
+                self._calls[number],
+                calls,
+                sample_rows(traced, whole, samples),
+                samples=samples,
+                microbatches=retrace.microbatches,
+            )
+        except Exception:
+            # What cannot be made up, such as text or ragged rows: the check says whether microbatches count rightly.
+            return
+        if found.calls:
+            self._found = found
+            raise WeighedError
+
+    def _once_per_batch(self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, retrace: Retrace) -> StepTrace:
+        """Takes out of a step, traced for a microbatch, what is computed once per batch; returns what is left."""
+        number = traced.lowered.results["traced"]
+        like, of_any_size = self._calls[number], None
+        if retrace.has_any_size:
+            again = GradientCalls()
+            of_any_size = retrace.trace(lambda data, *_: self._whole_batch(data, again, like), None)
+        rows = sample_rows(traced, whole, sum(self._sizes))
+        once = None
+        if nonlinear_uses(traced.lowered.graph):
+            try:
+                gradients = gradients_of(traced, whole, like, calls)
+                once = BatchResults(self._in_words, traced, whole, rows, of_any_size=of_any_size, gradients=gradients)
+            except NotOnceError as error:
+                tell_unchecked(self._in_words, f"what it computes of gradients: {error}")
+        if once is None:
+            once = BatchResults(self._in_words, traced, whole, rows, of_any_size=of_any_size)
+        if once.is_empty:
+            return traced
+        self._once[number] = once
+        return once.taken_out()
+
+    def _check_of(self, traced: StepTrace, whole: StepTrace, calls: GradientCalls) -> LossCheck | None:
+        """Returns the check of a new program's losses; None where nothing can be checked, which is said."""
+        is_first = len(self._traced) == 1
+        number = traced.lowered.results["traced"]
+        check = LossCheck(
+            self._in_words,
+            Numbers(self._calls[number], traced),
+            Numbers(calls, whole),
+            self._sizes,
+            joins_replicas=self._joins_replicas and is_first,
+            with_states=number not in self._once and (is_first or not self._joins_replicas),
+            key=f"{id(self)}/{number}",
+            metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
+        )
+        if self._joins_replicas and is_first and not check.can_be_joined(self._has_composites):
+            why = "ragged, sparse or text arguments of several replicas, which go into losses, cannot be joined"
+            tell_unchecked(self._in_words, why)
+            return None
+        for name, why in check.left_out.items():
+            tell_unchecked(self._in_words, f"{name}: {why}")
+        if check.nbytes > _MOST_KEPT:
+            why = f"{check.nbytes / 2**30:.1f} GiB of a batch would have to be brought to one rank"
+            tell_unchecked(self._in_words, why)
+            return None
+        return check if check.kept else None
+
+    def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
+        """Returns the step for all samples of a batch, as one process computes it, without backward."""
+        recorder = ApplyRecorder(self._in_words)
+        self._has_composites = any(isinstance(v, tf.__internal__.CompositeTensor) for v in tf.nest.flatten(data))
+        with recorder.recording(), calls.left_out(like):
+            results = autograph_convert(getattr(self._model, self._method))(data)
+        return {"results": results, "gradients": [list(apply.gradients) for apply in recorder.applies]}
+
+    def _one_microbatch(self, data: Any, coefficients: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
+        recorder, calls = ApplyRecorder(self._in_words), GradientCalls()
+        denominators = Denominators(self._in_words, self._batch_samples)
+        samples = _samples_in(data)
+        in_parts = denominators.collecting(samples, self._model.metrics) if self._in_parts else contextlib.nullcontext()
+        weighed = replaced_losses(self._calls_weighed, coefficients, denominators) if coefficients else None
+        with recorder.recording(), in_parts, calls.noted(weighed):
+            results = autograph_convert(getattr(self._model, self._method))(data)
+        self._traced.append((recorder.applies, denominators))
+        self._calls.append(calls)
+        return {
+            "results": results,
+            "gradients": [list(apply.gradients) for apply in recorder.applies],
+            "samples": samples,
+            # Numbers stand for the optimizers and variables, since these are no results of a step.
+            "traced": len(self._traced) - 1,
+        }
+
+    def _applied(self, results: Mapping[str, Any]) -> Iterator[Applied]:
+        if "gradients" not in results:
+            return
+        for apply, gradients in zip(self._traced[results["traced"]][0], results["gradients"], strict=True):
+            for slot, variable in zip(gradients, apply.variables, strict=True):
+                if isinstance(slot, OutputSlot) and slot.spec is None:
+                    yield Applied(slot.outputs[0], apply.optimizer, variable)
+
+    def _finish(self, found: Mapping[str, Any], tensors: Sequence[Any], last: LastTasks) -> Any:
+        if found["traced"] in self._checks:
+            self._checks[found["traced"]].hand_out(found[KEPT])
+        results, once = found["results"], self._once.get(found["traced"])
+        applies, given = self._traced[found["traced"]][0], None
+        if once is not None:
+            self._of_metrics[found["traced"]] = once.of_metrics(results)
+            # Before weights and the optimizer's counters change.
+            written = once.write(found, tensors, applies)
+            results, given = written.results, written.gradients
+        elif isinstance(results, dict):
+            self._of_metrics[found["traced"]] = frozenset(
+                name for name, value in results.items() if getattr(value, "follows_state", False)
+            )
+        if given is None:
+            given = [[None if g is None else g.accumulate() for g in gradients] for gradients in found["gradients"]]
+        last.update(lambda: _apply(applies, given))
+        self._count.assign_add(1)
+        results = self._gather(results)
+        if self._over_replicas and isinstance(results, dict):
+            name = f"smp_logs_{self._method}"
+            return last.log(lambda: logs.average(results, found["samples"].reduce_sum(), name))
+        return results
+
+
+def _samples(batch: Any) -> int:
+    first: Any = next(iter(tf.nest.flatten(batch)), None)
+    return int(first.shape[0] or 0) if getattr(first, "shape", None) else 0
+
+
+def _has_rows(value: Any, samples: int) -> bool:
+    shape = getattr(value, "shape", None)
+    return shape is not None and shape.rank is not None and shape.rank > 0 and shape[0] == samples
+
+
+def _samples_in(data: Any) -> tf.Tensor:
+    """Returns the number of samples of a microbatch that is being traced, an int64 scalar."""
+    cut = [value for value in tf.nest.flatten(data) if isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))]
+    return count_samples(cut[0], 0) if cut else tf.constant(1, tf.int64)
+
+
+def _apply(applies: Sequence[RecordedApply], gradients: Sequence[Sequence[Any]]) -> None:
+    """Lets the optimizers that a microbatch's trace has called apply the gradients of a batch."""
+    for apply, given in zip(applies, gradients, strict=True):
+        apply.apply(list(zip(given, apply.variables, strict=True)))
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    function.__name__ = name
+    return function

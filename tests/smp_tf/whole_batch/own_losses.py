@@ -1,0 +1,70 @@
+"""Losses that microbatches do not average to that of the batch, as scripts have them, and a training of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from tests.smp_tf.whole_batch.own_gradients import Uses
+
+
+def total(y: Any, p: Any) -> Any:
+    return tf.reduce_sum(tf.square(y - p))
+
+
+def over_sixteen(y: Any, p: Any) -> Any:
+    """As scripts have it that come from `tf.distribute`; the last batches are smaller."""
+    return tf.nn.compute_average_loss(tf.reduce_mean(tf.square(y - p), -1), global_batch_size=16)
+
+
+def of_positives(y: Any, p: Any) -> Any:
+    """As detection losses: averaged over the positives."""
+    chosen = tf.cast(y > 0.3, p.dtype)
+    return tf.reduce_sum(chosen * tf.square(y - p)) / tf.reduce_sum(chosen)
+
+
+def of_few(y: Any, p: Any) -> Any:
+    """Some microbatches have none of those that count; alone they would give NaN."""
+    few = tf.cast(y[:, :1] > 0.5, p.dtype)
+    return tf.reduce_sum(few * tf.square(p)) / tf.reduce_sum(few)
+
+
+def weighted_sum(y: Any, p: Any) -> Any:
+    """Weights that the labels give, and a constant factor."""
+    weights = tf.nn.softmax(y, -1)
+    return 0.01 * tf.reduce_sum(weights * tf.abs(y - p)) / tf.reduce_max(weights)
+
+
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    loss.__name__: loss for loss in (total, over_sixteen, of_positives, of_few, weighted_sum)
+}
+
+
+def net() -> tf_keras.Model:
+    return tf_keras.Sequential(
+        [
+            layers.Dense(8, activation="tanh", input_shape=(6,), kernel_regularizer="l2"),
+            layers.Dense(8),
+            layers.Dense(3),
+        ]
+    )
+
+
+def compare(loss: Callable[[Any, Any], Any], build: Callable[[], Any] = net, **compiled: Any) -> float:
+    """Trains in plain Keras and split; returns the largest difference of weights and logs, relative to one."""
+    found = []
+    plain = build()
+    weights = Uses.weights([weight.shape for weight in plain.get_weights()])
+    for model in (plain, smp.DistributedModel(lambda: tf_keras.models.clone_model(plain))):
+        model.build((None, 6))
+        model.set_weights(weights)
+        model.compile(tf_keras.optimizers.SGD(0.01), loss, metrics=["mae"], **compiled)
+        history = model.fit(Uses.X, Uses.Y, batch_size=21, epochs=2, shuffle=False, verbose=0).history
+        found.append([*model.get_weights(), *(np.asarray(history[key]) for key in sorted(history))])
+    return max(float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in zip(*found, strict=True))
