@@ -7,9 +7,8 @@
     replica 1   -            value                      it takes the new value
 
 Each of the three has a spread over the ranks of the stage. It is whole on all of them, or on one place of an axis. It
-is split along a dimension. It is a range of a bucket. Or it is partial: the ranks hold summands. The layout answers who
-has it, which rows, who writes it into a checkpoint, who updates it and who receives its gradient, given a rank's
-coordinates.
+is split along a dimension. Or it is partial: the ranks hold summands. The layout answers who has it, which rows, who
+writes it into a checkpoint, who updates it and who receives its gradient, given a rank's coordinates.
 """
 
 from __future__ import annotations

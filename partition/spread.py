@@ -3,7 +3,6 @@
 Whole()                          all ranks have all of it
 Whole("D", 1, 2)                 replica 1 of 2 has all of it
 SplitOver("D", 0, (0, 49, 100))  replica 0 has rows 0 to 48, replica 1 those from 49
-BucketRange("D", 2, 4, 20, ...)  it is elements 4 to 19 of bucket 2, which is split over the replicas
 Partial("D")                     each replica has a summand
 """
 
@@ -110,25 +109,8 @@ class Whole:
         return f"whole on {self.axis} {self.at} of {self.of}" if self.axis else "whole"
 
 
-class _Divided:
-    """Lies in parts along an axis: place p has the part from borders[p] to borders[p + 1]."""
-
-    __slots__ = ()
-    borders: tuple[int, ...]
-
-    @property
-    def places(self) -> int:
-        """Returns the number of parts."""
-        return len(self.borders) - 1
-
-    @property
-    def only(self) -> int | None:
-        """Returns None: places have parts."""
-        return None
-
-
 @dataclass(frozen=True, slots=True)
-class SplitOver(_Divided):
+class SplitOver:
     """Split along a dimension: place p of an axis has the part from borders[p] to borders[p + 1].
 
     Args:
@@ -153,6 +135,16 @@ class SplitOver(_Divided):
                 f"The keeper of what is split is one of the {self.places} places. Received: {self.keeper}"
             )
 
+    @property
+    def places(self) -> int:
+        """Returns the number of parts."""
+        return len(self.borders) - 1
+
+    @property
+    def only(self) -> int | None:
+        """Returns None: places have parts."""
+        return None
+
     def is_at(self, place: Place) -> bool:
         """Returns whether the part at a place is not empty."""
         start, stop = self.rows_at(place)
@@ -169,63 +161,6 @@ class SplitOver(_Divided):
     def __str__(self) -> str:
         borders = ", ".join(map(str, self.borders))
         return f"split over {self.axis} along dimension {self.dimension} at {borders}, undivided on {self.keeper}"
-
-
-@dataclass(frozen=True, slots=True)
-class BucketRange(_Divided):
-    """A range of a bucket. A bucket is a row of the elements of several variables, split over an axis.
-
-    Args:
-        axis: an axis of the mesh.
-        bucket: the number of the bucket.
-        start: the variable's first element in the bucket.
-        stop: the element after its last.
-        borders: where the bucket is split. The last border is the bucket's length.
-    """
-
-    kind: ClassVar[str] = "range"
-    axis: str
-    bucket: int
-    start: int
-    stop: int
-    borders: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        _require_axis(self)
-        _require_borders(self.borders)
-        if not 0 <= self.start <= self.stop <= self.borders[-1]:
-            raise PlacementError(
-                f"A range of a bucket lies within its {self.borders[-1]} elements. Received: {self.start} to "
-                f"{self.stop}"
-            )
-
-    def is_at(self, place: Place) -> bool:
-        """Returns whether a place has elements of the range."""
-        start, stop = self.elements_at(place)
-        return start < stop
-
-    def rows_at(self, place: Place) -> tuple[int, int] | None:
-        """Returns None, since borders of a bucket go through rows."""
-        return None
-
-    def elements_at(self, place: Place) -> tuple[int, int]:
-        """Returns which of the variable's elements a rank has, as start and stop.
-
-        Args:
-            place: coordinates of the rank.
-        """
-        first, last = self.borders[place[self.axis]], self.borders[place[self.axis] + 1]
-        start, stop = (min(max(end, self.start), self.stop) - self.start for end in (first, last))
-        return start, stop
-
-    def undivided(self) -> Whole:
-        """Returns that it is whole at the place that has its first element."""
-        places = range(self.places)
-        return Whole(self.axis, next((p for p in places if self.is_at({self.axis: p})), 0), len(places))
-
-    def __str__(self) -> str:
-        borders = ", ".join(map(str, self.borders))
-        return f"elements {self.start} to {self.stop} of bucket {self.bucket}, split over {self.axis} at {borders}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +210,7 @@ class Partial:
 #: All ranks of the stage have all of it.
 EVERYWHERE = Whole()
 
-_KINDS: dict[str, Any] = {spread.kind: spread for spread in (Whole, SplitOver, BucketRange, Partial)}
+_KINDS: dict[str, Any] = {spread.kind: spread for spread in (Whole, SplitOver, Partial)}
 
 
 def is_first_at(spread: Spread, place: Place) -> bool:

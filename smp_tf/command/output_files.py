@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 import sys
@@ -40,9 +41,9 @@ class OutputFiles:
                 raise UsageError(f"{named} cannot be written: {error.strerror}.") from error
             if os.path.realpath(file) in inputs:
                 raise UsageError(f"{named} is a file that is read. Name another one.")
-        if len({os.path.realpath(file) for file in self._files.values()}) < len(self._files):
-            first, *_ = self._given.values()
-            raise UsageError(f"{' and '.join(self._given)} would be written to one file: {first}. Give them two.")
+        for (one, file), (other, second) in itertools.combinations(self._files.items(), 2):
+            if os.path.realpath(file) == os.path.realpath(second):
+                raise UsageError(f"{one} and {other} would be written to one file: {self._given[one]}. Give them two.")
 
     def write(self, option: str, text: str) -> None:
         """Writes one of the files, and says so.

@@ -14,6 +14,7 @@ from smp_tf.command.output_files import OutputFiles
 
 if TYPE_CHECKING:
     from smp_tf.command.plan_settings import Settings
+    from smp_tf.config.config import Config
     from smp_tf.offline.plan import OfflinePlan
     from smp_tf.offline.search import Search
 
@@ -137,6 +138,12 @@ def _add_outputs(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan, to run with as partition_file")
     plan.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures of the plan")
     plan.add_argument(
+        "--layouts",
+        type=Path,
+        metavar="FILE",
+        help="write where every weight, its gradient and its slots would be: as JSON, or as text into a .txt file",
+    )
+    plan.add_argument(
         "--static", action="store_true", help="estimate all times, also where smp-tf profile has measured"
     )
 
@@ -158,13 +165,13 @@ def run(given: argparse.Namespace) -> None:
 
     settings = settings_of(given)
     read = [given.target.rpartition(":")[0], given.cluster, given.partition_file, settings.schedule_file]
-    outputs = OutputFiles({"--json": given.json, "--html": given.html}, read)
+    outputs = OutputFiles({"--json": given.json, "--html": given.html, "--layouts": given.layouts}, read)
     function = named_function(given.target)
     with Console(stderr=True).status(f"planning {given.target}") as status:
         found, made = _made(given, settings, function, lambda words: status.update(f"planning {given.target} {words}"))
     settings.say_idle(made.plan.stages, made.replicas)
     _show(found, made)
-    _write(outputs, given, made)
+    _write(outputs, given, made, settings.config)
 
 
 def _made(
@@ -229,7 +236,8 @@ def _show(found: Search | None, made: OfflinePlan) -> None:
     show(text(made, width, console.is_terminal))
 
 
-def _write(outputs: OutputFiles, given: argparse.Namespace, made: OfflinePlan) -> None:
+def _write(outputs: OutputFiles, given: argparse.Namespace, made: OfflinePlan, config: Config) -> None:
+    from smp_tf.offline import layouts
     from smp_tf.offline.plan import STEP
     from smp_tf.offline.plan_page import page
     from smp_tf.partition.plan.plan_file import PlanFile, to_store
@@ -238,3 +246,6 @@ def _write(outputs: OutputFiles, given: argparse.Namespace, made: OfflinePlan) -
         outputs.write("--json", PlanFile(made.plan.stages, (to_store(STEP, made.plan, made.graph),)).to_json())
     if given.html is not None:
         outputs.write("--html", page(made, given.target))
+    if given.layouts is not None:
+        as_written = layouts.as_text if given.layouts.suffix == ".txt" else layouts.as_json
+        outputs.write("--layouts", as_written(made, config))

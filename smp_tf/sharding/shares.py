@@ -21,7 +21,6 @@ and 5.2 (slots are shared, and averages of gradients; sums over microbatches are
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -32,7 +31,8 @@ from smp_tf.job import runtime
 from smp_tf.job_state import JobState
 from smp_tf.keras import adapter, optimizer_reports, optimizer_trials
 from smp_tf.partition.layout import Layout
-from smp_tf.partition.place.slot_shares import Sized, share_out
+from smp_tf.partition.place.shared_layouts import with_shared_slots
+from smp_tf.partition.place.slot_shares import Sized
 from smp_tf.partition.spread import EVERYWHERE, SplitOver
 from smp_tf.sharding import layouts
 from smp_tf.variables import store
@@ -77,20 +77,16 @@ def share(placed: Iterable[tuple[Any, Layout]]) -> dict[int, Layout]:
     # update it.
     known = {id(v.handle): (v, layout) for v, layout in placed if v.shape.is_fully_defined()}
     todo = {key: (v, layout) for key, (v, layout) in known.items() if layout.slots.places != replicas}
-    found: dict[int, Layout] = {}
-    for stage in dict.fromkeys(layout.stage for _, layout in todo.values()):
-        of_stage = {key: (v, layout) for key, (v, layout) in todo.items() if layout.stage == stage}
-        loads = _state().loads.setdefault(stage, [0.0] * replicas)
-        shares, loads[:] = share_out([_sized(v) for v, _ in of_stage.values()], loads)
-        for (key, (_, layout)), one in zip(of_stage.items(), shares, strict=True):
-            slots = one.spread(replicas)
-            # A step that applies gradients itself gives each replica rows of one. A script gets all of it.
-            gradient = EVERYWHERE if slots.only is None else slots
-            found[key] = dataclasses.replace(layout, gradient=gradient, slots=slots)
-    return found
+    weights = [(sized(v), layout) for v, layout in todo.values()]
+    return dict(zip(todo, with_shared_slots(weights, replicas, _state().loads), strict=True))
 
 
-def _sized(variable: Any) -> Sized:
+def sized(variable: Any) -> Sized:
+    """Returns what a variable counts when slots are shared out, and whether it may be cut.
+
+    Args:
+        variable: a variable of known shape.
+    """
     # A constraint may depend on columns, as that of a norm does.
     may_be_cut = variable.shape.rank and variable.constraint is None
     return Sized(store.nbytes_of(variable), variable.shape[0] if may_be_cut else 1)

@@ -66,9 +66,9 @@ USES = {
     "whole_batch partition partition.plan partition.samples partition.trace pipeline.programs pipeline.schedules",
     "model": "ground files watch keras variables job optimizer steps training partition partition.graph "
     "partition.plan partition.split partition.units pipeline.measure pipeline.planner",
-    "offline": "ground config keras collectives replicas planning optimizer start steps model partition.graph "
-    "partition.place partition.plan partition.split partition.units pipeline pipeline.measure pipeline.planner "
-    "pipeline.programs pipeline.schedules",
+    "offline": "ground config keras collectives replicas sharding planning optimizer start steps model partition "
+    "partition.graph partition.place partition.plan partition.split partition.units pipeline pipeline.measure "
+    "pipeline.planner pipeline.programs pipeline.schedules",
     "command": "ground config job recording start model offline partition partition.plan partition.units pipeline "
     "pipeline.planner pipeline.schedules",
     "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer "

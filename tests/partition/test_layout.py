@@ -12,7 +12,7 @@ from smp_tf.partition import layout as layouts
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.layout import Layout
 from smp_tf.partition.mesh import Mesh
-from smp_tf.partition.spread import EVERYWHERE, BucketRange, Partial, SplitOver, Whole, is_first_at
+from smp_tf.partition.spread import EVERYWHERE, Partial, SplitOver, Whole, is_first_at
 
 TWO_BY_TWO = Mesh(4, 2)
 #: World ranks are, by replica, stage and shard: (0, 0, 0), (0, 0, 1), (0, 1, 0), ...
@@ -22,7 +22,7 @@ PLAIN = Layout(1, 3)
 OF_ONE = Layout(1, 3, gradient=Whole("D", 1, 2), slots=Whole("D", 1, 2))
 OF_ROWS = Layout(1, 3, slots=SplitOver("D", 0, (0, 49, 100), keeper=1))
 OF_COLUMNS = Layout(0, 0, SplitOver("T", 1, (0, 3, 8)), SplitOver("T", 1, (0, 3, 8)), SplitOver("T", 1, (0, 3, 8)))
-OF_BUCKETS = Layout(0, 0, EVERYWHERE, Partial("D"), BucketRange("D", 2, 4, 20, (0, 10, 30)))
+OF_SUMMANDS = Layout(0, 0, gradient=Partial("D"))
 
 
 def ranks(mesh: Mesh, question: Any) -> list[int]:
@@ -40,7 +40,7 @@ def test_examples() -> None:
         (PLAIN, TWO_BY_TWO, [1, 3], [1, 3], [1, 3], [1, 3], [1], [1]),
         (OF_ONE, TWO_BY_TWO, [1, 3], [3], [3], [3], [1], [3]),
         (OF_ROWS, TWO_BY_TWO, [1, 3], [1, 3], [3], [1, 3], [1], [1, 3]),
-        (OF_BUCKETS, TWO_BY_TWO, [0, 2], [0, 2], [0], [0, 2], [0], [0, 2]),
+        (OF_SUMMANDS, TWO_BY_TWO, [0, 2], [0, 2], [0, 2], [0, 2], [0], [0]),
         # Where T is 2 both shards of a stage have what is whole, and the first of them writes it.
         (PLAIN, WITH_SHARDS, [2, 3, 6, 7], [2, 3, 6, 7], [2, 3, 6, 7], [2, 3, 6, 7], [2], [2]),
         (OF_ONE, WITH_SHARDS, [2, 3, 6, 7], [6, 7], [6, 7], [6, 7], [2], [6]),
@@ -73,7 +73,7 @@ def test_what_no_stage_stores_is_on_all_ranks() -> None:
     assert ranks(TWO_BY_TWO, lambda place: nowhere.is_updated_at(nowhere.slots, place)) == [0, 1, 2, 3]
 
 
-def test_which_rows_and_elements() -> None:
+def test_which_rows() -> None:
     at_0, at_1 = {"P": 0, "D": 0, "T": 1}, {"P": 0, "D": 1, "T": 0}
     rows = SplitOver("D", 0, (0, 49, 100))
     assert (rows.rows_at(at_0), rows.rows_at(at_1), rows.only, rows.undivided()) == (
@@ -84,10 +84,6 @@ def test_which_rows_and_elements() -> None:
     )
     assert not SplitOver("D", 0, (0, 0, 5)).is_at(at_0)
     assert (EVERYWHERE.rows_at(at_0), EVERYWHERE.only, Whole("D", 1, 2).only) == (None, None, 1)
-    elements = BucketRange("D", 2, 4, 20, (0, 10, 30))
-    assert (elements.elements_at(at_0), elements.elements_at(at_1)) == ((0, 6), (6, 16))
-    after = BucketRange("D", 2, 12, 20, (0, 10, 30))
-    assert (after.elements_at(at_0), after.elements_at(at_1), after.undivided()) == ((0, 0), (0, 8), Whole("D", 1, 2))
 
 
 TEXTS = {
@@ -95,8 +91,7 @@ TEXTS = {
     "stage 1, chunk 3: value whole; gradient whole on D 1 of 2; slots whole on D 1 of 2": OF_ONE,
     "stage 1, chunk 3: value whole; gradient whole; slots split over D along dimension 0 at 0, 49, 100, undivided on "
     "1": OF_ROWS,
-    "stage 0, chunk 0: value whole; gradient partial sum over D; slots elements 4 to 20 of bucket 2, split over D at "
-    "0, 10, 30": OF_BUCKETS,
+    "stage 0, chunk 0: value whole; gradient partial sum over D; slots whole": OF_SUMMANDS,
     "no stage: value whole; gradient whole; slots whole": Layout(),
 }
 
@@ -137,7 +132,6 @@ def changed(**changes: Any) -> Any:
         (lambda: SplitOver("D", 0, (0, 5, 3)), r"none is before the one before it. Received: \[0, 5, 3\]"),
         (lambda: SplitOver("D", 0, (1, 3)), r"Borders begin with 0, .* Received: \[1, 3\]"),
         (lambda: SplitOver("D", 0, (0, 3), keeper=1), "one of the 1 places. Received: 1"),
-        (lambda: BucketRange("D", 0, 5, 40, (0, 30)), "within its 30 elements. Received: 5 to 40"),
         (lambda: Partial("D", "mean"), "by 'sum' or 'max'. Received: 'mean'"),
         (
             lambda: is_first_at(Partial("D"), {"P": 0, "D": 0, "T": 0}),
@@ -145,8 +139,8 @@ def changed(**changes: Any) -> Any:
         ),
         (lambda: Layout.from_json([]), "A layout has the fields stage, chunk, value, gradient, slots. Received"),
         (lambda: Layout.from_json({**PLAIN.to_json(), "stage": "1"}), r"stage of a layout .* whole numbers"),
-        (lambda: Layout.from_json({**PLAIN.to_json(), "slots": None}), "kind among whole, split, range, partial"),
-        (lambda: Layout.from_json(changed(kind="cut")), "kind among whole, split, range, partial"),
+        (lambda: Layout.from_json({**PLAIN.to_json(), "slots": None}), "kind among whole, split, partial"),
+        (lambda: Layout.from_json(changed(kind="cut")), "kind among whole, split, partial"),
         (lambda: Layout.from_json(changed(more=1)), "The slots of a layout has the fields kind, axis, dimension"),
         (lambda: Layout.from_json(changed(axis=1)), "The axis of a layout's slots is a text. Received: 1"),
         (lambda: Layout.from_json(changed(borders=[0, 1.5])), r"The borders of a layout's slots .* \[0, 1.5\]"),

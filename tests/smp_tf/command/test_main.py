@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -21,7 +22,9 @@ from smp_tf.command.named_function import named_function
 from smp_tf.config.config import check_config
 from smp_tf.errors import ConfigError
 from smp_tf.partition.graph.fingerprint import fingerprint
+from smp_tf.partition.layout import Layout
 from smp_tf.partition.plan.plan_file import PlanFile
+from smp_tf.partition.spread import Whole
 from smp_tf.pipeline.planner.units import units_of
 from smp_tf.recording import timeline_file
 
@@ -92,6 +95,25 @@ def test_it_prints_the_plan_and_writes_it(script: str, tmp_path: Path, capsys: p
     assert (stored.partitions, stored.plans[0].microbatches) == (2, 4)
     assert list(stored.plans[0].units.values()) == [0, 0, 1, 1]
     assert (tmp_path / "plan.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_it_writes_where_every_weight_would_be(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--partitions", "2", "--replicas", "2", "--shard-optimizer-state", "--batch-size", "8"]
+    made = tmp_path / "layouts.json"
+    assert run(f"{script}:build", *sizes, "--layouts", str(made)) == 0
+    said = json.loads(made.read_text())
+    assert (said["partitions"], said["replicas"]) == (2, 2)
+    found = {name: Layout.from_json(fields) for name, fields in said["layouts"].items()}
+    # Two layers on each stage, and the slots of each layer on one of the replicas.
+    assert found == {
+        f"d{n}/{part}": Layout(n // 2, n // 2, gradient=Whole("D", n % 2, 2), slots=Whole("D", n % 2, 2))
+        for n in range(4)
+        for part in ("kernel", "bias")
+    }
+    text = tmp_path / "layouts.txt"
+    assert run(f"{script}:build", *sizes, "--layouts", str(text)) == 0
+    assert text.read_text().splitlines() == [f"{name}: {layout}" for name, layout in found.items()]
+    assert f"wrote {text}" in capsys.readouterr().err
 
 
 def test_a_training_finds_its_plan_in_the_file(
@@ -602,8 +624,8 @@ def test_what_is_to_be_written_is_left_alone_until_it_is(
     there.write_text("as it was")
     link.symlink_to("far.json")
     options = ["--partitions", "2", "--batch-size", "8", "--html", str(new)]
-    for json in (there, link):
-        assert "broken failed" in refused(capsys, "plan", f"{script}:broken", *options, "--json", str(json))
+    for file in (there, link):
+        assert "broken failed" in refused(capsys, "plan", f"{script}:broken", *options, "--json", str(file))
     assert there.read_text() == "as it was"
     assert {path.name for path in tmp_path.glob("*.*")} == {"planned.py", "there.json", "link.json"}
     assert run(f"{script}:build", *options, "--json", str(link)) == 0
