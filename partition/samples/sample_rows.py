@@ -76,6 +76,10 @@ class SampleRows:
         self._part = part
         self._unknown = unknown
 
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor is made of constants alone, which may follow the number of samples."""
+        return tensor.node in self._constants[0]
+
     def in_part(self, tensor: Tensor) -> Tensor | None:
         """Returns the tensor of the part's graph that is made at the same place; None where there is none."""
         node = self._whole.nodes[tensor.node]
@@ -101,6 +105,28 @@ class SampleRows:
             given = [found[t.node][t.index] for t in node.inputs]
             found.append(tuple(self._content(number, node, index, given) for index in range(len(node.outputs))))
         return tuple(found)
+
+    @cached_property
+    def _constants(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The nodes that are made of constants alone, and those of them that are others for a microbatch.
+
+        The latter follow the number of samples: `tf.shape(x)[0]`, where this is known, is such a constant.
+        """
+        constant: set[int] = set()
+        found: set[int] = set()
+        for number, node in enumerate(self._whole.nodes):
+            if node.op in SOURCES or node.op in RANDOM_OPS or any(t.node not in constant for t in node.inputs):
+                continue
+            if node.reads or node.writes or node.backward or node.name in self._unknown:
+                continue
+            constant.add(number)
+            other = self._part.number_of.get(node.name)
+            is_same = other is not None and self._part.nodes[other].op == node.op
+            if node.op == "Const" and is_same and other is not None:
+                is_same = _value(node) == _value(self._part.nodes[other])
+            if not is_same or any(t.node in found for t in node.inputs):
+                found.add(number)
+        return frozenset(constant), frozenset(found)
 
     def of(self, tensor: Tensor) -> Content:
         """Returns what a tensor of the whole graph is made of."""
@@ -158,7 +184,7 @@ class SampleRows:
         if node.op in SOURCES:
             return Content()
         gradients = node.backward or node.name in self._unknown or any(c.gradients for c in given)
-        samples = any(c.samples for c in given)
+        samples = any(c.samples for c in given) or number in self._constants[1]
         weights = any(c.weights for c in given)
         if node.op in RANDOM_OPS:
             return Content(rows=only, samples=True, random=only is None)
@@ -172,7 +198,8 @@ class SampleRows:
 
     def _keeps_rows(self, node: Node, tensor: Tensor, given: list[Content]) -> bool:
         """Returns whether every row of an output is made of the same row of all inputs that hold samples."""
-        if any(c.samples and c.rows != 0 for c in given):
+        # What a reshape is given besides is a shape, in which the number of samples may be.
+        if any(c.samples and c.rows != 0 for c in (given[:1] if node.op == "Reshape" else given)):
             return False
         shape = self._whole.type_of(tensor).shape
         if not shape or shape[0] is None or self.differs(tensor) in (None, ()):
@@ -235,3 +262,9 @@ class SampleRows:
 def _is_for_every_row(shape: tuple[int | None, ...] | None, rank: int) -> bool:
     """Returns whether an input that does not depend on samples is the same for every row it is combined with."""
     return shape is not None and (len(shape) < rank or (len(shape) == rank and shape[0] == 1))
+
+
+def _value(node: Node) -> bytes:
+    """Returns the value of a constant in a form that is equal for equal ones."""
+    tensor = node_def_pb2.NodeDef.FromString(node.definition).attr["value"].tensor
+    return bytes(tensor.SerializeToString(deterministic=True))

@@ -323,8 +323,9 @@ class LossCheck:
         """Returns whether a number is a quotient whose divisor depends on samples."""
         behind = self._graph.ancestors(t.node for t in self._tail.results[name] if isinstance(t, Tensor))
         quotients = (self._graph.nodes[n] for n in behind.intersection(self._tail.nodes))
-        divisors = [self._rows.of(node.inputs[1]) for node in quotients if node.op in ("RealDiv", "DivNoNan")]
-        return any(divisor.samples and divisor.rows is None for divisor in divisors)
+        divisors = [node.inputs[1] for node in quotients if node.op in ("RealDiv", "DivNoNan")]
+        contents = [self._rows.of(tensor) for tensor in divisors if not self._rows.is_constant(tensor)]
+        return any(divisor.samples and divisor.rows is None for divisor in contents)
 
 
 def tell_unchecked(step: str, why: str) -> None:
