@@ -46,7 +46,7 @@ class Layout:
         >>> print(layout.slots)
         split over D along dimension 0 at 0, 49, 100, undivided on 1
         >>> place = {"P": 1, "D": 1, "T": 0}
-        >>> layout.slots.rows_at(place), layout.is_written_at(layout.slots, place)
+        >>> layout.slots.rows_at(place), layout.is_first_at(layout.slots, place)
         ((49, 100), True)
     """
 
@@ -94,14 +94,17 @@ class Layout:
         """
         return self.is_here(place) and self.gradient.is_at(place)
 
-    def is_written_at(self, spread: Spread, place: Place) -> bool:
-        """Returns whether a rank of the variable's stage writes its part of something into a checkpoint.
+    def is_first_at(self, spread: Spread, place: Place) -> bool:
+        """Returns whether a rank is the first of those that have the same part of something.
+
+        It writes the part into a checkpoint, and counts it in a norm of all parts. Of what no stage owns that is a rank
+        of stage 0.
 
         Args:
-            spread: spread of what is written: `value`, or what `slots_of` gives.
+            spread: spread of that: `value`, or what `slots_of` gives.
             place: coordinates of the rank.
         """
-        return self.stage in (None, place["P"]) and is_first_at(spread, place)
+        return place["P"] == (self.stage or 0) and is_first_at(spread, place)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the layout as JSON values."""

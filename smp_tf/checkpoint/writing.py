@@ -251,7 +251,7 @@ class Writing:
     def _is_written_here(self, item: Item) -> bool:
         if item.stage is None:
             return self._topology.rank == self._writer_of[item.key]
-        return item.layout.is_written_at(item.spread, self._topology.place)
+        return item.layout.is_first_at(item.spread, self._topology.place)
 
     def _described(self, item: Item, value: tf.Tensor) -> list[Any]:
         shape = item.whole(value.shape).as_list()

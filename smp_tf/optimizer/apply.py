@@ -34,7 +34,7 @@ from smp_tf.keras.optimizer_trials import is_on_trial
 from smp_tf.optimizer import recorded_apply
 from smp_tf.optimizer.agreement import require_equal_optimizers
 from smp_tf.optimizer.updates import applying, few_at_once, is_split
-from smp_tf.partition.spread import EVERYWHERE, is_first_at
+from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.replicas import unaveraged
 from smp_tf.replicas.gradient_marks import computed
 from smp_tf.sharding import gather, layouts, moved_slots, row_blocks, shares
@@ -365,14 +365,12 @@ def _is_counted(variable: Any, optimizer: Any) -> bool:
     if row_blocks.is_block(variable):
         return True
     place = layouts.here()
-    if store.store_of(variable) is None and place["P"] != 0:
-        return False
     if not layouts.are_shared():
         # Then each replica has its own norm, and counts all of it.
         place = {**place, "D": 0}
     slots = layouts.slots_of(variable, optimizer)
     # The gradient of a weight that may be cut, but has no block, is here as a whole.
-    return is_first_at(EVERYWHERE if slots.only is None else slots, place)
+    return layouts.layout_of(variable).is_first_at(EVERYWHERE if slots.only is None else slots, place)
 
 
 def _only_count(optimizer: Any) -> Any:

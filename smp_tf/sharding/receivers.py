@@ -113,8 +113,10 @@ def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None)
 
 def _whole(variable: Any) -> Receiver | None:
     """Returns the one replica that gets the gradient of a variable, which it updates; None where all get it."""
-    slots = layouts.layout_of(variable).slots
-    return Receiver(slots, variable.shape.num_elements()) if isinstance(slots, Whole) and slots.axis else None
+    layout = layouts.layout_of(variable)
+    if not layout.is_here(layouts.here()) or not isinstance(layout.slots, Whole) or layout.slots.only is None:
+        return None
+    return Receiver(layout.slots, variable.shape.num_elements())
 
 
 def note_receivers(

@@ -63,14 +63,16 @@ def test_who_has_updates_receives_and_writes(
     assert ranks(mesh, lambda place: layout.is_updated_at(layout.slots_of(by_rows=True), place)) == updated
     assert ranks(mesh, lambda place: layout.is_updated_at(whole, place)) == updated_whole
     assert ranks(mesh, layout.receives_gradient) == receives
-    assert ranks(mesh, lambda place: layout.is_written_at(layout.value, place)) == writes_value
-    assert ranks(mesh, lambda place: layout.is_written_at(layout.slots, place)) == writes_slots
+    assert ranks(mesh, lambda place: layout.is_first_at(layout.value, place)) == writes_value
+    assert ranks(mesh, lambda place: layout.is_first_at(layout.slots, place)) == writes_slots
 
 
 def test_what_no_stage_stores_is_on_all_ranks() -> None:
     nowhere = Layout()
     assert ranks(TWO_BY_TWO, nowhere.is_here) == ranks(TWO_BY_TWO, nowhere.receives_gradient) == [0, 1, 2, 3]
     assert ranks(TWO_BY_TWO, lambda place: nowhere.is_updated_at(nowhere.slots, place)) == [0, 1, 2, 3]
+    # The first rank of all writes it.
+    assert ranks(TWO_BY_TWO, lambda place: nowhere.is_first_at(nowhere.value, place)) == [0]
 
 
 def test_which_rows() -> None:
