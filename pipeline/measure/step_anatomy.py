@@ -20,7 +20,7 @@ from smp_tf.pipeline.measure.recorded import Message, ProgramRecord, RecordedSte
 from smp_tf.pipeline.programs.dependencies import dependencies
 from smp_tf.pipeline.programs.kinds import KINDS
 from smp_tf.pipeline.programs.replay import replay
-from smp_tf.pipeline.programs.simulate import Timeline
+from smp_tf.pipeline.programs.simulate import SimulatedStep
 from smp_tf.pipeline.task import Kind, Task
 
 #: What a rank's time is spent on, in the order of a table.
@@ -88,7 +88,7 @@ class StepAnatomy:
         whole = (end - begin) * len(self.stages)
         return 1 - sum(run.end - run.begin for _, run in self._runs.values()) / whole if whole else 0.0
 
-    def simulated(self, latency: float = 0.0) -> Timeline:
+    def simulated(self, latency: float = 0.0) -> SimulatedStep:
         """Simulates the step as planned, with the time that each task took.
 
         Args:
@@ -97,7 +97,7 @@ class StepAnatomy:
         lengths = {task: float(run.end - run.begin) for task, (_, run) in self._runs.items()}
         planned = self.program.planned
         result = replay(planned, self._depends, lambda task: lengths.get(task, 0.0), lambda _: latency)
-        return Timeline(planned, result.spans)
+        return SimulatedStep(planned, result.spans)
 
     def critical_path(self) -> list[tuple[int, TaskRun]]:
         """Returns the chain of tasks that made the step so long, each with its stage, in the order they ran.

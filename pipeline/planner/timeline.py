@@ -19,7 +19,7 @@ from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.kinds import priced
 from smp_tf.pipeline.programs.prices import Prices, Speeds
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
-from smp_tf.pipeline.programs.simulate import Timeline, simulate
+from smp_tf.pipeline.programs.simulate import SimulatedStep, simulate
 from smp_tf.pipeline.run.reduction import Averaging
 from smp_tf.pipeline.run.step_tasks import (
     StageTasks,
@@ -33,7 +33,9 @@ from smp_tf.pipeline.run.step_tasks import (
 from smp_tf.pipeline.task import Program
 
 
-def timeline_of(plan: Plan, units: Sequence[Unit], costs: Costs, split: Split, request: PlacementRequest) -> Timeline:
+def timeline_of(
+    plan: Plan, units: Sequence[Unit], costs: Costs, split: Split, request: PlacementRequest
+) -> SimulatedStep:
     """Returns what runs when, by the costs of units and the prices of what is done once a step.
 
     Args:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from smp_tf.pipeline.programs.kinds import KINDS, Busy, Phase
 from smp_tf.pipeline.programs.replay import Span
-from smp_tf.pipeline.programs.simulate import Timeline
+from smp_tf.pipeline.programs.simulate import SimulatedStep
 from smp_tf.pipeline.task import Program, Task
 
 
-def draw(timeline: Timeline, unit: float | None = None) -> str:
+def draw(timeline: SimulatedStep, unit: float | None = None) -> str:
     """Returns a picture of what the ranks do in a step, without messages.
 
     What a rank does with other replicas meanwhile has its own row under the rank's. What the script writes, after the

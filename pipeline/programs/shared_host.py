@@ -23,7 +23,7 @@ from smp_tf.pipeline.programs.chunk_times import TaskTimes, Times, times_per_chu
 from smp_tf.pipeline.programs.dependencies import Dependencies, dependencies
 from smp_tf.pipeline.programs.kinds import KINDS, duration
 from smp_tf.pipeline.programs.replay import Span
-from smp_tf.pipeline.programs.simulate import Timeline, latency_of, waits_forever
+from smp_tf.pipeline.programs.simulate import SimulatedStep, latency_of, waits_forever
 from smp_tf.pipeline.programs.walk import Walk
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
@@ -70,7 +70,7 @@ def simulate_on_hosts(
     *,
     comm: float | Mapping[int, float] = 0.0,
     once: Mapping[Task, float] | None = None,
-) -> Timeline:
+) -> SimulatedStep:
     """Simulates what would run when, where ranks share hosts.
 
     Args:
@@ -176,7 +176,7 @@ class _Hosts(Walk):
         #: When something of a host ends, as far as was known then, and when something that a lane needs arrives.
         self.moments: list[tuple[float, int, int]] = []
 
-    def run(self) -> Timeline:
+    def run(self) -> SimulatedStep:
         while True:
             self._go_on()
             for host in self.changed:
@@ -230,7 +230,7 @@ class _Hosts(Walk):
         self.changed.add(host)
         return False
 
-    def _timeline(self) -> Timeline:
+    def _timeline(self) -> SimulatedStep:
         spans: list[list[Span]] = []
         for rank, tasks in enumerate(self.program.ranks):
             spans.append([])
@@ -239,4 +239,4 @@ class _Hosts(Walk):
                 if start is None or end is None:
                     raise waits_forever(self.program, rank, position)
                 spans[-1].append(Span(task, start, end))
-        return Timeline(self.program, tuple(map(tuple, spans)))
+        return SimulatedStep(self.program, tuple(map(tuple, spans)))

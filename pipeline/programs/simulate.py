@@ -20,7 +20,7 @@ from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class SimulatedStep:
     """A simulated step.
 
     Attributes:
@@ -104,7 +104,7 @@ def simulate(
     *,
     comm: float | Mapping[int, float] = 0.0,
     once: Mapping[Task, float] | None = None,
-) -> Timeline:
+) -> SimulatedStep:
     """Simulates what would run when.
 
     Args:
@@ -131,7 +131,7 @@ def simulate(
     result = replay(program, dependencies(program, edges), duration(known), latency_of(comm, edges))
     if result.stuck:
         raise waits_forever(program, result.stuck[0].rank, result.stuck[0].position)
-    return Timeline(program, result.spans)
+    return SimulatedStep(program, result.spans)
 
 
 def latency_of(comm: float | Mapping[int, float], edges: Sequence[Edge] | None) -> Callable[[Task], float]:

@@ -27,7 +27,7 @@ from smp_tf.partition.units.cost import node_seconds
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.kinds import KINDS, Holds
 from smp_tf.pipeline.programs.replay import Span
-from smp_tf.pipeline.programs.simulate import Timeline, simulate
+from smp_tf.pipeline.programs.simulate import SimulatedStep, simulate
 from smp_tf.pipeline.task import Edge, Program, Task
 
 
@@ -81,7 +81,7 @@ def step_memory(
 
 
 def memory_over_step(
-    split: Split, timeline: Timeline, samples: int = 1
+    split: Split, timeline: SimulatedStep, samples: int = 1
 ) -> tuple[tuple[tuple[float, StepMemory], ...], ...]:
     """Returns what the stages of a cut step hold from moment to moment.
 

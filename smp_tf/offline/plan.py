@@ -47,7 +47,7 @@ from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.planner.units import costs_of, units_of
 from smp_tf.pipeline.programs.kinds import KINDS, Holds
-from smp_tf.pipeline.programs.simulate import Timeline
+from smp_tf.pipeline.programs.simulate import SimulatedStep
 from smp_tf.pipeline.programs.step_memory import memory_over_step
 from smp_tf.pipeline.schedules.schedule import is_named, runs_on
 from smp_tf.planning.host_memory import memory_of_host
@@ -122,7 +122,7 @@ class OfflinePlan:
     units: tuple[Unit, ...]
     costs: Costs
     split: Split
-    timeline: Timeline
+    timeline: SimulatedStep
     times: UnitTimes
     averaging: AveragingTime
 

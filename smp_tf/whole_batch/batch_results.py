@@ -47,7 +47,7 @@ class Log:
 
 
 @dataclass(frozen=True, eq=False)
-class Gradients:
+class UsedGradients:
     """The gradients of a step.
 
     Args:
@@ -107,7 +107,7 @@ class BatchResults:
         rows: SampleRows,
         *,
         of_any_size: StepTrace | None = None,
-        gradients: Gradients | None = None,
+        gradients: UsedGradients | None = None,
     ) -> None:
         self._step = step
         self._part = part
@@ -300,7 +300,7 @@ def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_whole: GradientCalls) -> Gradients:
+def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_whole: GradientCalls) -> UsedGradients:
     """Returns the gradients of a step, and what the step makes of them.
 
     Args:
@@ -332,7 +332,7 @@ def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_w
                     whole.lowered.graph.outputs[one.outputs[0]],
                     part.lowered.graph.outputs[other.outputs[0]],
                 )
-    return Gradients(GradientUses(given, applied), variables)
+    return UsedGradients(GradientUses(given, applied), variables)
 
 
 def _in(traced: StepTrace, tensor: tf.Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smp_tf.pipeline.measure.recorded import Message, ProgramRecord, RecordedStep, TaskRun
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
-from smp_tf.pipeline.programs.simulate import Timeline, simulate
+from smp_tf.pipeline.programs.simulate import SimulatedStep, simulate
 from smp_tf.pipeline.programs.transfers import add_transfers
 from smp_tf.pipeline.schedules.schedule import build
 from smp_tf.pipeline.task import Edge, Kind
@@ -25,7 +25,7 @@ def program(stages: int = 2, microbatches: int = 3, schedule: str = "interleaved
 
 def recorded(
     record: ProgramRecord, times: list[ChunkTimes], comm: float = 0.0, begins: dict[int, int] | None = None
-) -> tuple[list[RecordedStep], Timeline]:
+) -> tuple[list[RecordedStep], SimulatedStep]:
     """A step as simulated, on every stage, and the simulation.
 
     Args:

@@ -14,7 +14,7 @@ from smp_tf.pipeline.planner.request import Aim, Course, Hardware, PlacementRequ
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.planner.units import costs_of, units_of
-from smp_tf.pipeline.programs.simulate import Timeline
+from smp_tf.pipeline.programs.simulate import SimulatedStep
 from smp_tf.pipeline.programs.text import parse
 from tests.partition.op_graph_builder import chain_of_dense
 
@@ -34,7 +34,7 @@ COMPUTED = 22.0
 UPDATE = 7 * 512 / 128
 
 
-def simulated(**changes: Any) -> Timeline:
+def simulated(**changes: Any) -> SimulatedStep:
     request = REQUEST.changed(**changes)
     plan = propose(GRAPH, request, {})
     return timeline_of(plan, *costs_of(GRAPH, request, plan), cut(GRAPH, plan), request)
