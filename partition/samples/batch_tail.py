@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, UNSENDABLE_DTYPES, VARIABLE, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import RANDOM_OPS
-from smp_tf.partition.samples.sample_rows import SampleRows
+from smp_tf.partition.samples.sample_rows import Rows
 
 #: Why a result that is made of gradients cannot be computed.
 DEPENDS_ON_GRADIENTS = "it depends on gradients"
@@ -68,7 +68,7 @@ class Tail:
 
 def find_tail(
     whole: OpGraph,
-    rows: SampleRows,
+    rows: Rows,
     wanted: Mapping[str, Sequence[Tensor | int]],
     gradients: Collection[Tensor] = (),
     *,
@@ -138,7 +138,7 @@ def _touched(graph: OpGraph, numbers: Iterable[int]) -> frozenset[int]:
 class _Walk:
     """The way back from one result to where its tail begins."""
 
-    def __init__(self, whole: OpGraph, rows: SampleRows, gradients: frozenset[Tensor], begins_at_model: bool) -> None:
+    def __init__(self, whole: OpGraph, rows: Rows, gradients: frozenset[Tensor], begins_at_model: bool) -> None:
         self._whole = whole
         self._rows = rows
         self._gradients = gradients

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from smp_tf.partition.graph.op_graph import Node, OpGraph, Tensor
 from smp_tf.partition.samples.batch_tail import Tail, find_tail
-from smp_tf.partition.samples.sample_rows import SampleRows
+from smp_tf.partition.samples.sample_rows import Rows
 
 #: How the names of results begin that are what a variable holds.
 STATE = "state "
@@ -83,7 +83,7 @@ def writers_of_states(graph: OpGraph) -> dict[int, tuple[int, ...]]:
 
 
 def find_once_per_batch(
-    rows: SampleRows,
+    rows: Rows,
     whole: OpGraph,
     part: OpGraph,
     logs: Mapping[str, tuple[Tensor, Tensor]],

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import tensor_util
@@ -58,6 +59,19 @@ class Content:
     weights: bool = False
     gradients: bool = False
     random: bool = False
+
+
+class Rows(Protocol):
+    """What is known of the tensors of a step's graph for a whole batch."""
+
+    def of(self, tensor: Tensor) -> Content:
+        """Returns what a tensor is made of."""
+
+    def in_part(self, tensor: Tensor) -> Tensor | None:
+        """Returns the tensor of a microbatch's graph that is made at the same place; None where there is none."""
+
+    def differs(self, tensor: Tensor) -> tuple[int, ...] | None:
+        """Returns the dimensions of a tensor whose length differs for a microbatch; None where this cannot be told."""
 
 
 class SampleRows:

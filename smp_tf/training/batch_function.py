@@ -302,15 +302,15 @@ class BatchFunction:
     def _once_per_batch(self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, retrace: Retrace) -> StepTrace:
         """Takes out of a step, traced for a microbatch, what is computed once per batch; returns what is left."""
         number = traced.lowered.results["traced"]
-        like, of_any_size = self._calls[number], None
+        like, of_any_size, again = self._calls[number], None, GradientCalls()
         if retrace.has_any_size:
-            again = GradientCalls()
             of_any_size = retrace.trace(lambda data, *_: self._whole_batch(data, again, like), None)
         rows = sample_rows(traced, whole, sum(self._sizes))
         once = None
         if nonlinear_uses(traced.lowered.graph):
             try:
-                gradients = gradients_of(traced, whole, like, calls)
+                given = (whole, calls) if of_any_size is None else (of_any_size, again)
+                gradients = gradients_of(traced, given[0], like, given[1])
                 once = BatchResults(self._in_words, traced, whole, rows, of_any_size=of_any_size, gradients=gradients)
             except NotOnceError as error:
                 tell_unchecked(self._in_words, f"what it computes of gradients: {error}")

@@ -17,7 +17,8 @@ from smp_tf.gradients.stage_reduction import StageReduction, over_stages
 from smp_tf.job import runtime
 from smp_tf.optimizer.recorded_apply import RecordedApply
 from smp_tf.partition.graph.op_graph import VARIABLE, OpGraph, Tensor, TensorType
-from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError, find_once_per_batch
+from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError, OncePerBatch, find_once_per_batch
+from smp_tf.partition.samples.rows_of_any_size import RowsOfAnySize
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.partition.samples.tail_places import UntoldError, place_tail
 from smp_tf.partition.trace.lower import OutputSlot
@@ -113,23 +114,19 @@ class BatchResults:
         self._part = part
         self._gradients = gradients
         uses = gradients.uses if gradients is not None else None
-        self._whole = whole
-        ours, graph = _logs(part), whole.lowered.graph
-        logs = {
-            name: (graph.outputs[slot.outputs[0]], part.lowered.graph.outputs[ours[name].outputs[0]])
-            for name, slot in _logs(whole).items()
-            if name in ours
-        }
-        index_of = {id(variable): index for index, variable in enumerate(part.lowered.variables)}
-        same = {
-            index: index_of[id(variable)]
-            for index, variable in enumerate(whole.lowered.variables)
-            if id(variable) in index_of
-        }
-        self._chosen = find_once_per_batch(rows, graph, part.lowered.graph, logs, same, uses)
-        if of_any_size is not None:
-            _require_same_ops(graph, of_any_size.lowered.graph, self._chosen.tail.nodes)
-        self._tail_graph = TailGraph(whole, self._chosen.tail, of_any_size)
+        self._whole = of_any_size or whole
+        graph = self._whole.lowered.graph
+        logs, same = _alike(part, self._whole)
+        if of_any_size is None:
+            self._chosen = find_once_per_batch(rows, graph, part.lowered.graph, logs, same, uses)
+        else:
+            sized = whole.lowered.graph
+            by_name = RowsOfAnySize(rows, sized, graph)
+            self._chosen = find_once_per_batch(by_name, graph, part.lowered.graph, logs, same, uses)
+            if gradients is None:
+                of_one_size = find_once_per_batch(rows, sized, part.lowered.graph, *_alike(part, whole))
+                _require_as_much(self._chosen, graph, of_one_size, sized)
+        self._tail_graph = TailGraph(self._whole, self._chosen.tail)
         self._follow_state = {name for name in self._chosen.logs if follows_state(graph, logs[name][0])}
 
     @property
@@ -358,19 +355,30 @@ def _of_its_stage(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 _TOLD = StageReduction(4, "what a train_step computes of the gradients of all stages", _of_its_stage)
 
 
-def _require_same_ops(graph: OpGraph, other: OpGraph, nodes: Sequence[int]) -> None:
-    """Raises an error where nodes of a graph are not in another graph with the same inputs, too."""
-    for number in nodes:
-        node = graph.nodes[number]
-        same = other.number_of.get(node.name)
-        inputs = [(graph.nodes[t.node].name, t.index) for t in node.inputs]
-        is_same = same is not None and other.nodes[same].op == node.op
-        if (
-            same is None
-            or not is_same
-            or inputs != [(other.nodes[t.node].name, t.index) for t in other.nodes[same].inputs]
-        ):
-            raise NeedsItsSizesError(f"what it computes of a whole batch differs at op {node.name!r}")
+def _alike(part: StepTrace, whole: StepTrace) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[int, int]]:
+    """Returns, for two traces of a step, the logs that both return, by name, and the variables that both have."""
+    ours, theirs = _logs(part), _logs(whole)
+    logs = {
+        name: (whole.lowered.graph.outputs[slot.outputs[0]], part.lowered.graph.outputs[ours[name].outputs[0]])
+        for name, slot in theirs.items()
+        if name in ours
+    }
+    index_of = {id(variable): index for index, variable in enumerate(part.lowered.variables)}
+    same = {
+        index: index_of[id(variable)]
+        for index, variable in enumerate(whole.lowered.variables)
+        if id(variable) in index_of
+    }
+    return logs, same
+
+
+def _require_as_much(found: OncePerBatch, graph: OpGraph, wanted: OncePerBatch, sized: OpGraph) -> None:
+    """Raises where less is computed once per batch with the number of samples left open than with it."""
+    missing = wanted.logs - found.logs
+    states = {sized.variables[index].name for index in wanted.states}
+    missing |= states - {graph.variables[index].name for index in found.states}
+    if missing:
+        raise NeedsItsSizesError(f"then {min(missing)!r} cannot be computed of a whole batch")
 
 
 def follows_state(graph: OpGraph, tensor: Tensor) -> bool:

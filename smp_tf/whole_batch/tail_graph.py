@@ -24,14 +24,11 @@ class TailGraph:
     Args:
         whole: the step, traced for the whole batch. It is kept because TensorFlow drops its functions together with it.
         tail: the tail of the step.
-        of_any_size: the same step, traced without the number of samples. Then its nodes are written, which have the
-            names of those of `whole`.
     """
 
-    def __init__(self, whole: StepTrace, tail: Tail, of_any_size: StepTrace | None = None) -> None:
+    def __init__(self, whole: StepTrace, tail: Tail) -> None:
         self._whole = whole
         self._tail = tail
-        self._written = of_any_size or whole
         self._graph = whole.lowered.graph
 
     def write(
@@ -106,7 +103,7 @@ class TailGraph:
 
     def _sources(self, arguments: Mapping[int, Any], variables: Mapping[int, tf.Variable]) -> dict[Tensor, Any]:
         """Returns what stands for the arguments, captures and variables that the tail reads."""
-        outside = {inside.op.name: capture for capture, inside in self._written.trace.graph.captures}
+        outside = {inside.op.name: capture for capture, inside in self._whole.trace.graph.captures}
         found: dict[Tensor, Any] = {}
         for number in self._tail.nodes:
             node = self._graph.nodes[number]
@@ -125,7 +122,7 @@ class TailGraph:
     @cached_property
     def _definition(self) -> tuple[Any, dict[str, Any]]:
         """Returns the graph that is written, as TensorFlow stores it, and its nodes by name."""
-        definition = self._written.trace.graph.as_graph_def()
+        definition = self._whole.trace.graph.as_graph_def()
         return definition, {node.name: node for node in definition.node}
 
     def _import(self, numbers: Iterable[int], values: dict[Tensor, Any]) -> list[tf.Operation]:
