@@ -29,13 +29,16 @@ from smp_tf.partition.graph.op_kinds import RANDOM_OPS, named
 #: Ops that compute every element of their output from the elements at the same place of their inputs.
 _ELEMENTWISE = named(
     """
-    Abs Add AddN AddV2 Cast Ceil CheckNumerics ClipByValue Cos Digamma Div DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor
-    FloorDiv FloorMod Greater GreaterEqual Identity Inv IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p
-    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NotEqual OnesLike Pow PreventGradient RealDiv
-    Reciprocal Relu Relu6 Rint Round Rsqrt SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt Square
-    SquaredDifference StopGradient Sub Tan Tanh TruncateDiv Xdivy Xlog1py Xlogy ZerosLike
+    Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh Cast Ceil CheckNumerics ClipByValue Cos Cosh Digamma Div
+    DivNoNan Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Inv IsFinite
+    IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul
+    MulNoNan Ndtri Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal Relu Relu6 Rint Round Rsqrt Select
+    SelectV2 Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square SquaredDifference StopGradient Sub Tan Tanh
+    TruncateDiv Xdivy Xlog1py Xlogy ZerosLike
     """
 )
+#: Ops that give a number in the shape of what they are given, and the number.
+_FILLED = {"ZerosLike": 0, "OnesLike": 1}
 #: Ops that compute row i of their output from row i of their inputs, where the first dimension stays as it is.
 _ROW_BY_ROW = named("All Any ArgMax ArgMin BiasAdd ExpandDims Max Mean Min OneHot Prod Squeeze Sum TopKV2")
 #: Ops on images that treat each image by itself.
@@ -197,6 +200,8 @@ class SampleRows:
             return Content(weights=node.source is not None and self._whole.variables[node.source].in_model)
         if node.op in SOURCES:
             return Content()
+        if node.op == "Const" and self._is_uniform(number):
+            return Content(rows=0, samples=True)
         gradients = node.backward or node.name in self._unknown or any(c.gradients for c in given)
         samples = any(c.samples for c in given) or number in self._constants[1]
         weights = any(c.weights for c in given)
@@ -249,6 +254,19 @@ class SampleRows:
             return given[0].samples and given[1].samples
         return node.op in _ROW_BY_ROW
 
+    def _is_uniform(self, number: int) -> bool:
+        """Returns whether a constant has a row a sample, and is the same number everywhere, as it is for a microbatch.
+
+        Zeros of the shape of the samples are such a constant. For microbatches of any size they are no constant.
+        """
+        shape, name = self._whole.type_of(Tensor(number, 0)).shape, self._whole.nodes[number].name
+        if not shape or shape[0] != self._samples or name not in self._part.number_of:
+            return False
+        found, other = _elements(self._whole.nodes[number]), self._part.nodes[self._part.number_of[name]]
+        if other.op == "Const":
+            return len(found) == 1 and found == _elements(other)
+        return other.op in _FILLED and found == {_FILLED[other.op]}
+
     def _keeps_length(self, tensor: Tensor, length: int) -> bool:
         """Returns whether the first dimension's length for a microbatch is what its samples say, where it is known."""
         lengths = self._lengths(tensor)
@@ -271,6 +289,12 @@ class SampleRows:
         """Returns a number or truth value among the attributes of a node."""
         attribute = node_def_pb2.NodeDef.FromString(node.definition).attr[name]
         return int(attribute.i or attribute.b)
+
+
+def _elements(node: Node) -> set[object]:
+    """Returns the different elements of a constant."""
+    value = tensor_util.MakeNdarray(node_def_pb2.NodeDef.FromString(node.definition).attr["value"].tensor)
+    return set(value.reshape(-1).tolist())
 
 
 def _is_for_every_row(shape: tuple[int | None, ...] | None, rank: int) -> bool:

@@ -338,7 +338,7 @@ def _in(traced: StepTrace, tensor: tf.Tensor) -> Tensor:
 
 def _tell(values: Sequence[tuple[Any, TensorType]]) -> list[tf.Tensor]:
     """Tells all stages the tensors of each, in one message there and back."""
-    sizes = [math.prod(kind.shape or ()) for _, kind in values]
+    sizes = [math.prod(d or 0 for d in kind.shape or ()) for _, kind in values]
     parts = [
         tf.zeros([size], tf.float64) if value is None else tf.reshape(tf.cast(value, tf.float64), [-1])
         for (value, _), size in zip(values, sizes, strict=True)

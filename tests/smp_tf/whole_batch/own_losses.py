@@ -35,6 +35,13 @@ def of_few(y: Any, p: Any) -> Any:
     return tf.reduce_sum(few * tf.square(p)) / tf.reduce_sum(few)
 
 
+def detection(y: Any, p: Any) -> Any:
+    """The cross entropy of the positives, averaged over them."""
+    positive = tf.cast(y > 0.3, p.dtype)
+    each = tf.nn.sigmoid_cross_entropy_with_logits(positive, p)
+    return tf.reduce_sum(each * positive) / tf.reduce_sum(positive)
+
+
 def weighted_sum(y: Any, p: Any) -> Any:
     """Weights that the labels give, and a constant factor."""
     weights = tf.nn.softmax(y, -1)
@@ -42,7 +49,7 @@ def weighted_sum(y: Any, p: Any) -> Any:
 
 
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
-    loss.__name__: loss for loss in (total, over_sixteen, of_positives, of_few, weighted_sum)
+    loss.__name__: loss for loss in (total, over_sixteen, of_positives, of_few, detection, weighted_sum)
 }
 
 
