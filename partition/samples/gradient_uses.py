@@ -100,6 +100,31 @@ def nonlinear_uses(graph: OpGraph) -> tuple[NonlinearUse, ...]:
     return tuple(uses)
 
 
+def meets_states(graph: OpGraph) -> bool:
+    """Returns whether gradients meet a variable of the script that the step writes, such as one that adds them up.
+
+    It is written once per batch, so that they meet it then, whatever is computed.
+
+    Args:
+        graph: a step, traced for a microbatch.
+    """
+    written = {index for node in graph.nodes for index in node.writes if not graph.variables[index].in_model}
+    gradients = {tensor.node for gradient in graph.gradients for tensor in gradient.tensors}
+    after: set[int] = set()
+    for number, node in enumerate(graph.nodes):
+        if not node.backward and any(t.node in after or t.node in gradients for t in node.inputs):
+            after.add(number)
+    stack, met = list(after), set(after)
+    while stack:
+        for tensor in graph.nodes[stack.pop()].inputs:
+            node = graph.nodes[tensor.node]
+            # What layers compute belongs to the loss.
+            if tensor.node not in met | gradients and not node.backward and not node.call:
+                met.add(tensor.node)
+                stack.append(tensor.node)
+    return any(index in written for n in met for index in (*graph.nodes[n].reads, *graph.nodes[n].writes))
+
+
 def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tensor], on_samples: set[int]) -> bool:
     """Returns whether a node's outputs are linear in the inputs that are linear in gradients."""
     if node.writes:

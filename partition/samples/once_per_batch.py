@@ -129,6 +129,10 @@ def find_once_per_batch(
         allowed = {name for name in chosen if name in tail.results and not tail.touched[name] & elsewhere}
         possible = {index for index in possible if not tail.touched[state_name(index)] & elsewhere}
         if possible == states and allowed == chosen:
+            for name in applied:
+                if touched := tail.touched[name] & elsewhere:
+                    which = whole.variables[min(touched)].name
+                    raise NotOnceError(f"it reads {which!r}, which every microbatch writes")
             return OncePerBatch(tail, frozenset(chosen), frozenset(states), without)
         states, chosen = possible, allowed
 

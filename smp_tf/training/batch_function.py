@@ -25,7 +25,7 @@ from smp_tf.loss_check.check import LossCheck, Numbers, check_gradient_uses, tel
 from smp_tf.optimizer.recorded_apply import ApplyRecorder, RecordedApply
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
-from smp_tf.partition.samples.gradient_uses import nonlinear_uses
+from smp_tf.partition.samples.gradient_uses import meets_states, nonlinear_uses
 from smp_tf.partition.samples.once_per_batch import NotOnceError
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.partition.trace.lower import OutputSlot
@@ -307,7 +307,7 @@ class BatchFunction:
             of_any_size = retrace.trace(lambda data, *_: self._whole_batch(data, again, like), None)
         rows = sample_rows(traced, whole, sum(self._sizes))
         once = None
-        if nonlinear_uses(traced.lowered.graph):
+        if nonlinear_uses(traced.lowered.graph) or meets_states(traced.lowered.graph):
             try:
                 given = (whole, calls) if of_any_size is None else (of_any_size, again)
                 gradients = gradients_of(traced, given[0], like, given[1])

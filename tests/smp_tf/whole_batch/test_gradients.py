@@ -46,6 +46,27 @@ def test_a_state_of_gradients_is_kept_once_per_batch(init: Callable[..., None]) 
     assert compare(by_history) < 1e-12
 
 
+def test_gradients_are_added_up_in_a_state_once_per_batch(init: Callable[..., None]) -> None:
+    """Nothing in that is not linear. Yet a counter of batches, and what is applied by it, counts batches."""
+    init(microbatches=4)
+    sums: list[tf.Variable] = []
+
+    def accumulated(gradients: Sequence[Any], weights: Sequence[Any], loss: Any, count: Any) -> Any:
+        with tf.init_scope():
+            for weight in weights[len(sums) :]:
+                sums.append(tf.Variable(tf.zeros(weight.shape, tf.float64), trainable=False))
+        count.assign_add(1.0)
+        is_second = tf.cast(tf.equal(tf.math.floormod(tf.round(count), 2.0), 0.0), tf.float64)
+        for kept, gradient in zip(sums, gradients, strict=True):
+            kept.assign_add(gradient)
+        applied = [is_second * kept / 2.0 for kept in sums]
+        for kept in sums:
+            kept.assign(kept * (1.0 - is_second))
+        return applied, {"count": count.read_value()}
+
+    assert compare(accumulated) < 1e-12
+
+
 def test_one_of_two_optimizers_may_clip(init: Callable[..., None]) -> None:
     init(microbatches=3)
     found = []
