@@ -185,8 +185,9 @@ class BatchResults:
             What was computed.
         """
         tail = self._chosen.tail
+        # A variable of the model that microbatches write, such as a moving average, is what the last one leaves.
         cuts = [
-            output.outputs[0] if cut.axis is None else tf.concat(output.outputs, cut.axis)
+            output.outputs[-1] if cut.axis is None else tf.concat(output.outputs, cut.axis)
             for cut, output in zip(tail.cuts, found[CUTS], strict=True)
         ]
         given = tf.nest.flatten(list(tensors), expand_composites=True)

@@ -150,6 +150,32 @@ def test_a_last_batch_of_one_sample_is_trained_on(init: Callable[..., None]) -> 
         np.testing.assert_allclose(other, one, rtol=1e-9)
 
 
+class Averaged(smp.DistributedModel):
+    """Logs what a layer keeps, which every microbatch changes."""
+
+    def __init__(self) -> None:
+        super().__init__(name="averaged")
+        self.norm, self.last = layers.BatchNormalization(momentum=0.5), layers.Dense(3)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.last(self.norm(x, training=training))
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(data[1] - self(data[0], training=True)))
+        kept = tf.reduce_sum(self.norm.moving_mean)
+        self.optimizer.minimize(loss, self.trainable_variables, tape)
+        return {"loss": loss, "kept": kept}
+
+
+def test_what_a_layer_keeps_is_logged_as_the_last_microbatch_leaves_it(init: Callable[..., None]) -> None:
+    init(microbatches=3)
+    model = Averaged()
+    model.compile(tf_keras.optimizers.SGD(0.1))
+    logs = model.train_on_batch(X + 1.0, Y, return_dict=True)
+    assert logs["kept"] == pytest.approx(float(tf.reduce_sum(model.norm.moving_mean)), rel=1e-12)
+
+
 def test_a_batch_of_any_size_is_computed_once(init: Callable[..., None], capfd: Any) -> None:
     """From the third size on one program takes all sizes, also where what is a constant for a size is none then."""
     init(microbatches=2)
