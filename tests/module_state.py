@@ -80,16 +80,22 @@ def _note(found: Snapshot, path: str, value: Any, module: str) -> None:
             for inner, attribute in _attributes(vars(value), path):
                 _note(found, inner, attribute, module)
     elif not isinstance(value, (types.ModuleType, enum.Enum, _LRU_CACHE, *_FUNCTIONS, *_DESCRIPTORS)):
-        found[path] = _written(value, set())
+        found[path] = _written(value, {})
 
 
-def _written(value: Any, seen: set[int]) -> Any:
-    """Returns a value as something that compares equal while the value is the same."""
+def _written(value: Any, seen: dict[int, Any]) -> Any:
+    """Returns a value as something that compares equal while the value is the same.
+
+    Args:
+        value: the value.
+        seen: what was written before, by its id: it is written once, since tables hold things that hold each other.
+    """
     if isinstance(value, _IMMUTABLE):
         return value
     if id(value) in seen:
-        return "seen above"
-    seen = {*seen, id(value)}
+        return "seen before"
+    # Kept, so that nothing else gets its id meanwhile.
+    seen[id(value)] = value
     if isinstance(value, itertools.count):
         return repr(value)
     if isinstance(value, _LOCKS):
