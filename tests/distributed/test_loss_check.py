@@ -20,7 +20,7 @@ def launched(size: int, name: str, config: dict[str, int], **arguments: object) 
 
 #: What is launched, and what every rank says.
 REFUSED = [
-    (launched(2, "sum", STAGES, loss="sum"), "for the whole batch of 16 samples, and"),
+    (launched(2, "rooted", STAGES, loss="rooted"), "for the whole batch of 16 samples, and"),
     (
         launched(2, "scaled", STAGES, loss="mean", optimizer="scaling"),
         "has for Scaling makes something else of the grad",

@@ -34,6 +34,7 @@ def of_positives(y: Any, p: Any) -> Any:
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda y, p: tf.reduce_sum(tf.square(y - p)),
     "positives": of_positives,
+    "rooted": lambda y, p: tf.sqrt(tf.reduce_mean(tf.square(y - p))),
     "mean": lambda y, p: tf.reduce_mean(tf.square(y - p)),
 }
 
