@@ -209,11 +209,21 @@ class SampleRows:
             return Content(rows=only, samples=True, random=only is None)
         random = any(c.random for c in given)
         if node.call:
-            # For layers, everything that holds samples is taken as it is.
-            is_rows = only is not None and (samples or weights)
+            # For layers, everything that holds samples is taken as it is, but for what a layer makes for itself alone
+            # of its samples and of a number that it has computed of all of them, as for a metric.
+            is_rows = only is not None and (samples or weights) and not self._is_mixed_within(number, tensor, given)
             return Content(only if is_rows else None, samples or is_rows, weights, gradients, random and not is_rows)
         rows = 0 if samples and not gradients and self._keeps_rows(node, tensor, given) else None
         return Content(rows, samples, weights, gradients, random and rows is None)
+
+    def _is_mixed_within(self, number: int, tensor: Tensor, given: list[Content]) -> bool:
+        """Returns whether a layer uses a tensor alone, and has made it of numbers that stand for all samples."""
+        node = self._whole.nodes[number]
+        kinds = [self._whole.type_of(t).dtype for t in node.inputs]
+        if not any(c.samples and c.rows is None and "float" in kind for c, kind in zip(given, kinds, strict=True)):
+            return False
+        readers = self._whole.consumers.get(tensor, ())
+        return bool(readers) and all(self._whole.nodes[reader].call == node.call for reader in readers)
 
     def _keeps_rows(self, node: Node, tensor: Tensor, given: list[Content]) -> bool:
         """Returns whether every row of an output is made of the same row of all inputs that hold samples."""

@@ -113,8 +113,11 @@ class LossCheck:
         numbers, of_whole = part.found(), whole.found()
         wanted: dict[str, Sequence[Tensor | int]] = {name: of_whole[name] for name in numbers if name in of_whole}
         if with_states:
-            writers = writers_of_states(self._graph)
-            wanted.update({state_name(index): numbers for index, numbers in writers.items()})
+            # Others are written once per batch.
+            ours, variables = part.trace.lowered.variables, whole.trace.lowered.variables
+            written = {id(ours[index]) for node in self._part_graph.nodes for index in node.writes}
+            writers = writers_of_states(self._graph).items()
+            wanted.update({state_name(i): numbers for i, numbers in writers if id(variables[i]) in written})
         self._tail = find_tail(self._graph, self._rows, wanted)
         self._numbers = {name: tensors for name, tensors in numbers.items() if name in self._tail.results}
         kept = [cut.part for cut in self._tail.cuts]

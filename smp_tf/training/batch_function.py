@@ -331,7 +331,7 @@ class BatchFunction:
             Numbers(calls, whole),
             self._sizes,
             joins_replicas=self._joins_replicas and is_first,
-            with_states=number not in self._once and (is_first or not self._joins_replicas),
+            with_states=is_first or not self._joins_replicas,
             key=f"{id(self)}/{number}",
             metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
         )

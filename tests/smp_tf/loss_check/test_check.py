@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,30 @@ def test_a_loss_that_a_layer_adds_is_looked_at_where_the_layer_makes_it(init: Ca
     compare(lambda: with_added_loss(tf.reduce_mean), loss="mse")
     with pytest.raises(StepError, match="is computed of an average"):
         fit(smp.DistributedModel(lambda: with_added_loss(lambda x: tf.sqrt(tf.reduce_mean(x)))), loss="mse")
+
+
+def test_a_state_that_microbatches_write_is_compared(init: Callable[..., None]) -> None:
+    """What is printed of a metric keeps it with the microbatches."""
+    init(microbatches=4)
+    spread = tf_keras.metrics.Mean(name="spread")
+
+    class Printing(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="printing")
+            self.dense, self.spread = layers.Dense(3), spread
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+        def train_step(self, data: Any) -> Any:
+            self.spread.update_state(tf.math.reduce_std(self(data[0])))
+            tf.print(self.spread.result(), output_stream=sys.stderr)
+            return super().train_step(data)
+
+    model = Printing()
+    model.compile("sgd", "mse")
+    with pytest.raises(StepError, match=r"Its metric 'spread' \(variable 'total'\) grows by"):
+        model.fit(X, Y, batch_size=16, verbose=0)
 
 
 def with_step(compute: Callable[[Any, Any, Any], Any]) -> Any:

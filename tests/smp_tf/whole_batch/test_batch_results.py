@@ -110,6 +110,28 @@ def test_logs_of_a_train_step_are_those_of_the_whole_batch(init: Callable[..., N
     np.testing.assert_allclose(found["split"], found["plain"], rtol=1e-9)
 
 
+class Spread(layers.Layer):
+    """Adds a metric that is computed of all samples."""
+
+    def call(self, inputs: Any) -> Any:
+        self.add_metric(tf.math.reduce_std(inputs), name="spread")
+        return inputs
+
+
+def test_a_metric_that_a_layer_computes_of_all_samples_is_that_of_the_batch(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    plain = tf_keras.Sequential([layers.Dense(4, input_shape=(6,)), Spread(), layers.Dense(3)])
+    split = smp.DistributedModel(lambda: tf_keras.models.clone_model(plain))
+    split.build((None, 6))
+    split.set_weights(plain.get_weights())
+    found = []
+    for model in (plain, split):
+        model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+        history = model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0).history
+        found.append([*history["spread"], *model.evaluate(X, Y, batch_size=5, verbose=0)])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
+
+
 def total(y: Any, p: Any) -> Any:
     return tf.reduce_sum(tf.square(y - p))
 
