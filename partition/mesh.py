@@ -34,7 +34,9 @@ STRATEGY_LETTERS = {"cluster": "DPT", "spread": "TPD"}
 
 
 class CommGroup(enum.Enum):
-    """A kind of group. A call that takes one means the group of that kind that this rank is in.
+    """A kind of group.
+
+    A call that takes one means the group of that kind that this rank is in.
 
     WORLD has all ranks, MP_GROUP those of this replica, DP_GROUP those that run this rank's partition, PP_GROUP the
     stages of this replica, TP_GROUP those that share a layer (this rank alone, today), RDP_GROUP those that hold the

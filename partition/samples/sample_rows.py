@@ -274,7 +274,9 @@ class SampleRows:
             return False
         found, other = _elements(self._whole.nodes[number]), self._part.nodes[self._part.number_of[name]]
         if other.op == "Const":
-            return len(found) == 1 and found == _elements(other)
+            # A constant that is as long for a microbatch is as long as there are samples by chance.
+            is_longer = other.outputs[0].shape != self._whole.nodes[number].outputs[0].shape
+            return is_longer and len(found) == 1 and found == _elements(other)
         return other.op in _FILLED and found == {_FILLED[other.op]}
 
     def _keeps_length(self, tensor: Tensor, length: int) -> bool:

@@ -141,7 +141,9 @@ class StepOutput:
         return average
 
     def reduce_mean(self) -> Any:
-        """Returns the average over the microbatches, weighted by their samples. Integers average to floats.
+        """Returns the average over the microbatches, weighted by their samples.
+
+        Integers average to floats.
 
         Returns:
             A tensor of a microbatch's shape (sparse slices stay sparse); None for a gradient that another rank has.
@@ -191,7 +193,9 @@ class StepOutput:
         return self._marked(_sum(self.outputs))
 
     def concat(self) -> Any:
-        """Returns the microbatches joined along axis 0, in order. Scalars are stacked.
+        """Returns the microbatches joined along axis 0, in order.
+
+        Scalars are stacked.
 
         Returns:
             A tensor with as many rows as all microbatches have together. Ragged and sparse tensors stay so, and sparse
@@ -212,7 +216,9 @@ class StepOutput:
         return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
 
     def merge(self) -> Any:
-        """Returns the batch as if it had not been split. It does the same as `concat`.
+        """Returns the batch as if it had not been split.
+
+        It does the same as `concat`.
 
         Returns:
             The result of `concat`.
@@ -226,7 +232,9 @@ class StepOutput:
         return self.concat()
 
     def stack(self) -> Any:
-        """Returns the microbatches stacked along a new axis 0. They must have one shape.
+        """Returns the microbatches stacked along a new axis 0.
+
+        They must have one shape.
 
         Returns:
             A tensor with one row per microbatch. Ragged and sparse tensors stay so. Sparse slices (`tf.IndexedSlices`)

@@ -131,7 +131,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(self.directory, names[-1]) if names else None
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
-        """Saves a checkpoint, and deletes surplus ones. Every rank calls it, outside any `tf.function`.
+        """Saves a checkpoint, and deletes surplus ones.
+
+        Every rank calls it, outside any `tf.function`.
 
         Args:
             checkpoint_number: an int, or a variable or tensor of one; by default the checkpoint's own `save_counter`.
@@ -179,7 +181,9 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore(
         self, restore_prefix: str | os.PathLike[str] | None = None, *, expect_partial: bool = False
     ) -> str | None:
-        """Restores a checkpoint. Every rank calls it.
+        """Restores a checkpoint.
+
+        Every rank calls it.
 
         What exists is restored at once. What does not exist yet is restored when it is made: the model's variables at
         the first step, and the optimizer's slots when it first applies gradients. After the first step, it restores all
@@ -242,7 +246,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(directory, manifest.name)
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the latest checkpoint, or calls `init_fn` where there is none. Every rank calls it.
+        """Restores the latest checkpoint, or calls `init_fn` where there is none.
+
+        Every rank calls it.
 
         Returns:
             `<directory>/ckpt-N`, or None where there is no checkpoint.

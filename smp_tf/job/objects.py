@@ -127,7 +127,9 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """Gives every rank of a group the objects of all its ranks. All of them must call it.
+    """Gives every rank of a group the objects of all its ranks.
+
+    All of them must call it.
 
     Threads of a rank take turns, one whole call after the other. The first call on one rank meets the first on another,
     and so on. So the script must make its calls in the same order on all ranks.

@@ -166,7 +166,9 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         super().compile(*args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model, as `tf_keras.Model.fit` does. Every rank calls it with the same arguments.
+        """Trains the model, as `tf_keras.Model.fit` does.
+
+        Every rank calls it with the same arguments.
 
         All ranks of a replica are given the same batches, and the batch size is that of a replica. The history is the
         same on every rank, and callbacks take the same decisions. Rank 0 writes files and shows progress.
@@ -277,7 +279,9 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         save_format: str | None = None,
         **options: Any,
     ) -> None:
-        """Writes the whole model, as `tf_keras.Model.save` does. Every rank calls it.
+        """Writes the whole model, as `tf_keras.Model.save` does.
+
+        Every rank calls it.
 
         See `save_model`.
 
@@ -324,7 +328,9 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         save_format: str | None = None,
         options: Any = None,
     ) -> None:
-        """Writes the weights of the whole model, as `tf_keras.Model.save_weights` does. Every rank must call it.
+        """Writes the weights of the whole model, as `tf_keras.Model.save_weights` does.
+
+        Every rank must call it.
 
         Rank 0 writes, and never holds more than one weight of another rank. The file loads into the same class with
         `tf_keras.Model` as its base, or into the model that was wrapped.
@@ -352,7 +358,9 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         by_name: bool = False,
         options: Any = None,
     ) -> Any:
-        """Reads weights as `tf_keras.Model.load_weights` does. Every rank must call it.
+        """Reads weights as `tf_keras.Model.load_weights` does.
+
+        Every rank must call it.
 
         Each rank reads only what it stores. Before the first step, the values replace the initial ones.
 
@@ -398,7 +406,9 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         return sharded_weights.get_weights(self)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Gives the model other weights. Every rank must call it with the same ones, and takes what it stores.
+        """Gives the model other weights.
+
+        Every rank must call it with the same ones, and takes what it stores.
 
         Before the first step, the values replace the initial ones.
 

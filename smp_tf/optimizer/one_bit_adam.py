@@ -12,7 +12,9 @@ from smp_tf.optimizer.one_bit import OneBitOptimizer
 
 @registered
 class OneBitAdam(OneBitOptimizer):
-    """Adam for replicas on slow links. After a warm-up its variance is frozen, and momenta are sent in one bit each.
+    """Adam for replicas on slow links.
+
+    After a warm-up its variance is frozen, and momenta are sent in one bit each.
 
     With `"gradient_compression": "1bit"` the replicas average whole gradients during the warm-up, as for Adam.
     Afterwards each updates the momentum with its own gradient, and the momenta are averaged. Only signs, and a scale

@@ -19,7 +19,9 @@ from smp_tf.optimizer.one_bit import OneBitOptimizer
 
 @registered
 class OneBitLAMB(OneBitOptimizer):
-    """LAMB for replicas on slow links and large batches. It is to LAMB what `smp.OneBitAdam` is to Adam.
+    """LAMB for replicas on slow links and large batches.
+
+    It is to LAMB what `smp.OneBitAdam` is to Adam.
 
     As with `smp.OneBitAdam`, and with `"gradient_compression": "1bit"`, the replicas average whole gradients during a
     warm-up, and momenta with one bit per element afterwards. Without that key nothing is compressed. LAMB scales the

@@ -30,7 +30,9 @@ _job: Job | None = None
 
 
 def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> None:
-    """Starts smp_tf. It is the first call of a script.
+    """Starts smp_tf.
+
+    It is the first call of a script.
 
     It starts Horovod, pins a GPU where there are any, builds the groups, opens the transport, and gives Python, NumPy
     and TensorFlow the same seed on all ranks. A second call with the same configuration does nothing.
@@ -61,7 +63,9 @@ def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> No
 
 
 def shutdown() -> None:
-    """Ends groups, transport and plans. Afterwards `smp.init` may be called again.
+    """Ends groups, transport and plans.
+
+    Afterwards `smp.init` may be called again.
 
     Every rank must call it. It does nothing when smp_tf is not initialised.
 

@@ -1,6 +1,10 @@
-"""What a layer computes of all samples for itself alone, such as a metric, is no row of its samples."""
+"""Which tensors hold rows: constants in the shape of the samples do, what a layer computes of all samples does not."""
 
 from __future__ import annotations
+
+import pytest
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.framework import tensor_util
 
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 from smp_tf.partition.samples.batch_tail import find_tail
@@ -31,3 +35,21 @@ def test_a_statistic_that_a_layer_adds_is_computed_of_what_the_layer_before_give
     assert [whole.nodes[number].op for number in tail.nodes] == ["Mean", "Sub", "Square", "Mean"]
     # Its output is what microbatches see, as that of any layer.
     assert rows.of(normal).rows == 0
+
+
+def constant(builder: GraphBuilder, shape: tuple[int, ...]) -> Tensor:
+    definition = node_def_pb2.NodeDef(name="zeros", op="Const")
+    definition.attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(0.0, shape=shape))
+    return builder.add("Const", shape=shape, definition=definition.SerializeToString())
+
+
+@pytest.mark.parametrize(("of_part", "rows"), [((2, 3), 0), ((8, 3), None)])
+def test_zeros_in_the_shape_of_the_samples_are_rows_and_others_of_that_length_are_not(
+    of_part: tuple[int, int], rows: int | None
+) -> None:
+    graphs = []
+    for n, shape in ((8, (8, 3)), (2, of_part)):
+        builder = GraphBuilder()
+        builder.argument((n, 3))
+        graphs.append(builder.graph(constant(builder, shape)))
+    assert SampleRows(*graphs, 8).of(graphs[0].outputs[0]).rows == rows

@@ -74,7 +74,7 @@ def test_a_split_step_is_recorded(init: Callable[..., None], tmp_path: Path, gra
     assert [step.step for step in record.steps] == [2, 3]
     [program] = record.programs.values()
     assert (program.name, program.schedule) == ("step", "interleaved")
-    assert program.planned.text() == "0F0 0B0 0F1 0B1"
+    assert program.planned.text() == "0F0 0B0 0F1 0B1 0APPLY"
     first, second = record.steps
     assert first.begin < first.end < first.tasks[-1].begin < first.tasks[-1].end < first.until == second.begin
 
