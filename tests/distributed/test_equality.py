@@ -2,8 +2,8 @@
 
 Every model of the zoo is trained for six steps with P partitions, M microbatches and both
 schedules, and its losses and weights are compared with a process that never imports smp_tf; its
-predictions in one setting or more. The MLP runs with all settings of two partitions. With other
-numbers of partitions it runs with four settings, one per P, as every other model does. They are
+predictions in one setting or more. The MLP runs with all settings of two partitions and with all
+of one microbatch. Besides it runs with four settings, one per P, as every other model does. They are
 chosen such that each model meets each P, each M and each schedule, and all models together meet
 every combination of two. Of the largest two of the four run, each with another P. The settings left
 out run with `--full`, and so do four settings of each of a few models more.
@@ -61,7 +61,7 @@ def by_default(setting: Setting) -> bool:
     """Whether a setting runs without `--full`."""
     if setting.model in ONLY_FULL:
         return FLOAT32.get(setting.model) == setting.partitions and one_of_four(setting)
-    if setting.model == WHOLE_GRID[0] and setting.partitions == 2:
+    if setting.model == WHOLE_GRID[0] and (setting.partitions == 2 or setting.microbatches == 1):
         return True
     return one_of_four(setting) and setting.partitions in LARGEST.get(setting.model, PARTITIONS)
 
