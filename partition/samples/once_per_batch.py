@@ -130,8 +130,8 @@ def find_once_per_batch(
         possible = {index for index in possible if not tail.touched[state_name(index)] & elsewhere}
         if possible == states and allowed == chosen:
             for name in applied:
-                if touched := tail.touched[name] & elsewhere:
-                    which = whole.variables[min(touched)].name
+                if read := tail.touched[name] & elsewhere:
+                    which = whole.variables[min(read)].name
                     raise NotOnceError(f"it reads {which!r}, which every microbatch writes")
             return OncePerBatch(tail, frozenset(chosen), frozenset(states), without)
         states, chosen = possible, allowed
