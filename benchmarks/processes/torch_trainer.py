@@ -29,7 +29,7 @@ from versus.settings import LEARNING_RATE, PAIRS
 
 
 def read(folder: Path, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor over the bytes of a file, of which the system reads only the pages that are used."""
+    """Returns a tensor over the bytes of a file. The system reads only the pages that are used."""
     file = folder / name
     return torch.from_file(str(file), size=file.stat().st_size // dtype.itemsize, dtype=dtype)
 

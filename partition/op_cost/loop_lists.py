@@ -1,4 +1,4 @@
-"""Finds what loops keep for their gradients: lists with an entry per turn, of which several may share memory.
+"""Finds what loops keep for their gradients: lists with an entry per turn. Several lists may share memory.
 
     While(i, h, x, list a, list b) ──▶ i, h, x, a, b        the body of an LSTM
         x_t = TensorListGetItem(x, i)

@@ -105,7 +105,7 @@ class StoredPlan:
         return found
 
     def moved(self) -> tuple[str, ...]:
-        """Returns the chunks, layers and variables moved by hand, in words ("net/dense from partition 1 to 0")."""
+        """Returns what was moved by hand, such as "net/dense from partition 1 to 0"."""
         old, new = self.planned.placement, self.placement
         pairs = enumerate(zip(old, new, strict=False))
         found = [f"chunk {chunk} from partition {before} to {now}" for chunk, (before, now) in pairs if before != now]

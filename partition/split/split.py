@@ -54,7 +54,7 @@ class Segment:
         sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes that it takes from its surroundings.
         inputs: tensors made elsewhere, by an earlier segment of the stage or on another stage.
         remote_values: variables of other stages whose value it reads. The value is fed in once per step.
-        uses: nodes that read a variable of this stage of which ranks have parts; the whole value is fed in, for each.
+        uses: nodes that read a variable whose parts are on several ranks. Each node is fed the whole value.
         outputs: tensors that later segments, other stages or the caller need.
         after: nodes that wait for others besides their inputs, each with these others.
     """
@@ -119,7 +119,7 @@ class Split:
         handed_on: what one chunk makes and another one of its stage needs, numbered after the transfers. It is never
             sent.
         outputs: one for each of `graph.outputs`.
-        gathered: variables of which each rank of their stage has a part, so that the value is fed in for each use.
+        gathered: variables whose parts are on several ranks. Their value is fed in for each use.
     """
 
     graph: OpGraph

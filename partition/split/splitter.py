@@ -35,14 +35,14 @@ def split(
         composites: positions of outputs that are parts of one composite tensor, and stay together.
         cut_backward: chunks whose backward is made in two parts: what other chunks wait for, and all else.
         recompute: the group of each node whose layer's forward is made again in backward, group by group.
-        gathered: variables of which each rank of their stage has a part: their layout's value is not whole.
+        gathered: variables whose parts are on several ranks: their layout's value is not whole.
 
     Returns:
         The segments, transfers and outputs of all stages.
 
     Raises:
         PlacementError: the cut goes through a tensor that cannot be sent, or separates an op from a variable it must
-            hold the handle of; or a variable of which ranks have parts is more than read.
+            hold the handle of; or an op does more than read a variable whose parts are on several ranks.
     """
     return _Splitter(assignment, local_outputs, composites, cut_backward, recompute or {}, gathered).run()
 

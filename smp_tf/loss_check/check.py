@@ -37,10 +37,11 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.samples.batch_tail import DEPENDS_ON_GRADIENTS, find_tail
 from smp_tf.partition.samples.gradient_uses import nonlinear_uses
 from smp_tf.partition.samples.once_per_batch import STATE, state_name, writers_of_states
+from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.steps.program import SplitProgram
 from smp_tf.steps.trace import StepTrace
-from smp_tf.whole_batch.batch_results import follows_state, named_leaves, sample_rows
+from smp_tf.whole_batch.batch_results import follows_state, named_leaves
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 
 _WAY_OUT = "train with microbatches=1 on one replica"
@@ -76,13 +77,27 @@ class Numbers:
         return found
 
 
+@dataclasses.dataclass(frozen=True)
+class BothTraces:
+    """A step that is traced twice.
+
+    Args:
+        part: the step as it is traced for a microbatch.
+        whole: the step as it is traced for all samples.
+        rows: what the tensors of the graph for all samples are made of.
+    """
+
+    part: Numbers
+    whole: Numbers
+    rows: SampleRows
+
+
 class LossCheck:
     """The check of one program of a step.
 
     Args:
         step: words for the step.
-        part: the step as it is traced for a microbatch.
-        whole: the step as it is traced for all samples.
+        traces: the traces of the step.
         samples: the samples of every replica that the whole batch is made of, in the replicas' order.
         joins_replicas: whether these are the samples of all replicas.
         with_states: whether the states of metrics are compared, too.
@@ -93,8 +108,7 @@ class LossCheck:
     def __init__(
         self,
         step: str,
-        part: Numbers,
-        whole: Numbers,
+        traces: BothTraces,
         samples: Sequence[int],
         *,
         joins_replicas: bool,
@@ -102,6 +116,7 @@ class LossCheck:
         key: str,
         metric_of: Mapping[int, str],
     ) -> None:
+        part, whole = traces.part, traces.whole
         self._metric_of = metric_of
         self._step = step
         self._whole = whole.trace
@@ -109,7 +124,7 @@ class LossCheck:
         self._joins_replicas = joins_replicas
         self._key = key
         self._graph, self._part_graph = whole.trace.lowered.graph, part.trace.lowered.graph
-        self._rows = sample_rows(part.trace, whole.trace, sum(self._samples))
+        self._rows = traces.rows
         numbers, of_whole = part.found(), whole.found()
         wanted: dict[str, Sequence[Tensor | int]] = {name: of_whole[name] for name in numbers if name in of_whole}
         if with_states:

@@ -94,6 +94,10 @@ class StepTrace:
         """Returns the op graph after all passes."""
         return self._rewritten.graph
 
+    def tensor_of(self, tensor: tf.Tensor) -> Tensor:
+        """Returns the tensor of the op graph that stands for one of the trace's."""
+        return Tensor(self.lowered.graph.number_of[tensor.op.name], tensor.value_index)
+
     @property
     def is_random(self) -> bool:
         """Returns whether random ops were made stateless."""

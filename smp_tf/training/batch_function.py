@@ -21,12 +21,20 @@ import tensorflow as tf
 from smp_tf.batch.microbatches import count_samples, sizes_of
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.job import exchange, runtime
-from smp_tf.loss_check.check import LossCheck, Numbers, check_gradient_uses, tell_unchecked, tell_written_weights
+from smp_tf.loss_check.check import (
+    BothTraces,
+    LossCheck,
+    Numbers,
+    check_gradient_uses,
+    tell_unchecked,
+    tell_written_weights,
+)
 from smp_tf.optimizer.recorded_apply import ApplyRecorder, RecordedApply
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.samples.gradient_uses import meets_states, nonlinear_uses
 from smp_tf.partition.samples.once_per_batch import NotOnceError
+from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.sharding.receivers import Applied
@@ -85,7 +93,6 @@ class BatchFunction:
         #: The step that is given the coefficients of losses, once a loss is found that needs them.
         self._weighed: Step | None = None
         self._coefficients: dict[Any, LossCoefficients] = {}
-        self._found: LossCoefficients | None = None
         self._calls_weighed: Sequence[CallCoefficients] = ()
 
     def _step_of(self, function: Callable[..., Any]) -> Step:
@@ -129,17 +136,17 @@ class BatchFunction:
 
     def _program_for(self, batch: Any) -> tuple[Any, Sequence[Any]]:
         """Returns the program for a batch, and what to call it with: besides the batch what its samples count."""
+        found = None
         if self._weighed is None:
             try:
                 return self._step.find(batch)
-            except WeighedError:
-                one_microbatch = self._one_microbatch
+            except WeighedError as error:
+                found, one_microbatch = error.coefficients, self._one_microbatch
                 self._weighed = self._step_of(lambda data, coefficients: one_microbatch(data, coefficients))
         tensors = tf.nest.flatten(list(self._step.tensors_of(batch)), expand_composites=True)
         key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         if key not in self._coefficients:
-            self._coefficients[key] = self._found or self._coefficients_for(batch)
-            self._found = None
+            self._coefficients[key] = found or self._coefficients_for(batch)
         self._calls_weighed = self._coefficients[key].calls
         return self._weighed.find(batch, self._coefficients[key].of(tensors))
 
@@ -149,7 +156,7 @@ class BatchFunction:
         microbatches = min(samples, microbatches)
         of_part, of_whole = GradientCalls(), GradientCalls()
         first = sizes_of(samples, microbatches)[0]
-        part = self._step_of(lambda data: self._plain_microbatch(data, of_part)).trace(
+        part = self._step_of(lambda data: self._looked_at(data, of_part.noted())).trace(
             tf.nest.map_structure(lambda value: value[:first] if _has_rows(value, samples) else value, batch)
         )
         whole = self._step_of(lambda data: self._whole_batch(data, of_whole, of_part)).trace(batch)
@@ -159,10 +166,10 @@ class BatchFunction:
             part, whole, of_part, of_whole, rows, samples=samples, microbatches=microbatches, weighed=numbers
         )
 
-    def _plain_microbatch(self, data: Any, calls: GradientCalls) -> dict[str, Any]:
-        """Returns the step for a microbatch, only to be looked at."""
+    def _looked_at(self, data: Any, noting: contextlib.AbstractContextManager[None]) -> dict[str, Any]:
+        """Returns the step for some samples, only to be looked at."""
         recorder = ApplyRecorder(self._in_words)
-        with recorder.recording(), calls.noted():
+        with recorder.recording(), noting:
             results = autograph_convert(getattr(self._model, self._method))(data)
         return {"results": results, "gradients": [list(apply.gradients) for apply in recorder.applies]}
 
@@ -259,10 +266,11 @@ class BatchFunction:
         try:
             like = self._calls[number]
             whole = retrace.trace(lambda data, *_: self._whole_batch(data, calls, like), sum(self._sizes))
+            rows = sample_rows(traced, whole, sum(self._sizes))
             if is_once:
-                self._weigh(traced, whole, calls, retrace)
-                traced = self._once_per_batch(traced, whole, calls, retrace)
-            check = self._check_of(traced, whole, calls) if is_checked else None
+                self._weigh(traced, whole, calls, rows, retrace)
+                traced = self._once_per_batch(traced, whole, calls, rows, retrace)
+            check = self._check_of(traced, whole, calls, rows) if is_checked else None
         except (NeedsItsSizesError, WeighedError):
             raise
         except Exception as error:
@@ -276,36 +284,38 @@ class BatchFunction:
         self._checks[number] = check
         return Examined(with_outputs(traced, Handed(KEPT, check.kept)), (KEPT,))
 
-    def _weigh(self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, retrace: Retrace) -> None:
+    def _weigh(
+        self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, rows: SampleRows, retrace: Retrace
+    ) -> None:
         """Raises where microbatches have to be told what their samples count in a loss of the whole batch."""
         number = traced.lowered.results["traced"]
         if self._weighed is not None or self._traced[number][1].scales_losses:
             return
-        samples = sum(self._sizes)
         try:
             found = LossCoefficients(
                 traced,
                 whole,
                 self._calls[number],
                 calls,
-                sample_rows(traced, whole, samples),
-                samples=samples,
+                rows,
+                samples=sum(self._sizes),
                 microbatches=retrace.microbatches,
             )
-        except Exception:
-            # What cannot be made up, such as text or ragged rows: the check says whether microbatches count rightly.
+        except (TypeError, ValueError, LookupError, tf.errors.OpError):
+            # Arguments that cannot be made up, such as text or ragged rows, or an op without a gradient: the check of
+            # the first batch says whether microbatches count rightly.
             return
         if found.calls:
-            self._found = found
-            raise WeighedError
+            raise WeighedError(found)
 
-    def _once_per_batch(self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, retrace: Retrace) -> StepTrace:
+    def _once_per_batch(
+        self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, rows: SampleRows, retrace: Retrace
+    ) -> StepTrace:
         """Takes out of a step, traced for a microbatch, what is computed once per batch; returns what is left."""
         number = traced.lowered.results["traced"]
         like, of_any_size, again = self._calls[number], None, GradientCalls()
         if retrace.has_any_size:
             of_any_size = retrace.trace(lambda data, *_: self._whole_batch(data, again, like), None)
-        rows = sample_rows(traced, whole, sum(self._sizes))
         once = None
         if nonlinear_uses(traced.lowered.graph) or meets_states(traced.lowered.graph):
             try:
@@ -321,14 +331,15 @@ class BatchFunction:
         self._once[number] = once
         return once.taken_out()
 
-    def _check_of(self, traced: StepTrace, whole: StepTrace, calls: GradientCalls) -> LossCheck | None:
+    def _check_of(
+        self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, rows: SampleRows
+    ) -> LossCheck | None:
         """Returns the check of a new program's losses; None where nothing can be checked, which is said."""
         is_first = len(self._traced) == 1
         number = traced.lowered.results["traced"]
         check = LossCheck(
             self._in_words,
-            Numbers(self._calls[number], traced),
-            Numbers(calls, whole),
+            BothTraces(Numbers(self._calls[number], traced), Numbers(calls, whole), rows),
             self._sizes,
             joins_replicas=self._joins_replicas and is_first,
             with_states=is_first or not self._joins_replicas,
@@ -349,11 +360,8 @@ class BatchFunction:
 
     def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
         """Returns the step for all samples of a batch, as one process computes it, without backward."""
-        recorder = ApplyRecorder(self._in_words)
         self._has_composites = any(isinstance(v, tf.__internal__.CompositeTensor) for v in tf.nest.flatten(data))
-        with recorder.recording(), calls.left_out(like):
-            results = autograph_convert(getattr(self._model, self._method))(data)
-        return {"results": results, "gradients": [list(apply.gradients) for apply in recorder.applies]}
+        return self._looked_at(data, calls.left_out(like))
 
     def _one_microbatch(self, data: Any, coefficients: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
         recorder, calls = ApplyRecorder(self._in_words), GradientCalls()

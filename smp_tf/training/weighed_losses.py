@@ -12,11 +12,19 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.training.loss_denominators import Denominators
-from smp_tf.whole_batch.loss_coefficients import CallCoefficients
+from smp_tf.whole_batch.loss_coefficients import CallCoefficients, LossCoefficients
 
 
 class WeighedError(Exception):
-    """A step has a loss that its microbatches do not average to that of the batch, and for which there is a way."""
+    """A step has a loss that its microbatches do not average to that of the batch, and for which there is a way.
+
+    Args:
+        coefficients: what the samples count, for batches of the structure that the step was traced for.
+    """
+
+    def __init__(self, coefficients: LossCoefficients) -> None:
+        super().__init__()
+        self.coefficients = coefficients
 
 
 def replaced_losses(

@@ -318,8 +318,8 @@ def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_w
                 continue
             if not isinstance(gradient, tf.Tensor):
                 raise NotOnceError("a gradient is sparse, and is added up over the microbatches in another form")
-            given[_in(whole, placeholder)] = _in(part, gradient)
-            variables[_in(whole, placeholder)] = source
+            given[whole.tensor_of(placeholder)] = part.tensor_of(gradient)
+            variables[whole.tensor_of(placeholder)] = source
     applied: dict[str, tuple[Tensor, Tensor]] = {}
     for call, (ours, theirs) in enumerate(
         zip(whole.lowered.results["gradients"], part.lowered.results["gradients"], strict=True)
@@ -331,10 +331,6 @@ def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_w
                     part.lowered.graph.outputs[other.outputs[0]],
                 )
     return UsedGradients(GradientUses(given, applied), variables)
-
-
-def _in(traced: StepTrace, tensor: tf.Tensor) -> Tensor:
-    return Tensor(traced.lowered.graph.number_of[tensor.op.name], tensor.value_index)
 
 
 def _tell(values: Sequence[tuple[Any, TensorType]]) -> list[tf.Tensor]:

@@ -220,7 +220,7 @@ def _coefficients(
     None where it has none: it is not linear in anything that holds samples, or is computed of what is made at random.
     """
     graph, own = whole.lowered.graph, part.lowered.graph
-    targets, in_part = [_in(whole, tensor) for tensor in of_whole], [_in(part, tensor) for tensor in of_part]
+    targets, in_part = list(map(whole.tensor_of, of_whole)), list(map(part.tensor_of, of_part))
     tail = find_tail(graph, rows, {_LOSS: targets}, begins_at_model=True)
     if tail.left_out or not tail.cuts or len(in_part) != len(targets):
         return None
@@ -266,7 +266,3 @@ def _made_up(spec: tf.TensorSpec, random: np.random.RandomState) -> np.ndarray:
     else:
         made = random.randint(0, 2, spec.shape)
     return np.asarray(made, dtype)
-
-
-def _in(traced: StepTrace, tensor: tf.Tensor) -> Tensor:
-    return Tensor(traced.lowered.graph.number_of[tensor.op.name], tensor.value_index)

@@ -120,6 +120,18 @@ def own_gradients() -> dict[str, Any]:
     return {"variable": variable.numpy()}
 
 
+def gradients_of_the_mean(model: Any) -> Any:
+    """A step that returns the gradients of the mean of the model's outputs."""
+
+    @smp.step
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        return tape.gradient(loss, model.trainable_variables)
+
+    return step
+
+
 def way_of_a_gradient() -> dict[str, Any]:
     """The files that a gradient is given to, from the graph of the step to the weight; None where another rank has it.
 
@@ -130,11 +142,7 @@ def way_of_a_gradient() -> dict[str, Any]:
     optimizer, handed = tf.keras.optimizers.SGD(0.1), HandedTensors()
     way: list[list[str] | None] = []
 
-    @smp.step
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x))
-        return tape.gradient(loss, model.trainable_variables)
+    step = gradients_of_the_mean(model)
 
     @tf.function
     def train(x: Any) -> None:
@@ -154,11 +162,7 @@ def called_twice() -> dict[str, Any]:
     """A step that one function calls twice, under names of its own, and in a loop: the sums of its gradients."""
     model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)]))
 
-    @smp.step
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x))
-        return tape.gradient(loss, model.trainable_variables)
+    step = gradients_of_the_mean(model)
 
     @tf.function
     def both(x: Any) -> Any:
@@ -373,11 +377,7 @@ def odd_types() -> dict[str, Any]:
     """What replicas make of state and gradients of types that Horovod does not send."""
     model = smp.DistributedModel(lambda: tf.keras.Sequential([Odd()]))
 
-    @smp.step
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x))
-        return tape.gradient(loss, model.trainable_variables)
+    step = gradients_of_the_mean(model)
 
     [gradient] = step(tf.fill([4, 2], 1.0 + smp.dp_rank()))
     average = gradient.accumulate()
