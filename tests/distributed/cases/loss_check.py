@@ -48,10 +48,30 @@ class Scaling(tf_keras.optimizers.SGD):
         return super().apply_gradients(zip([g / norm for g in gradients], variables, strict=True), **more)
 
 
-def refusal(loss: str, optimizer: str = "sgd") -> str:
-    """What `fit` says of a loss, or of an optimizer, in an error; nothing where it trains."""
-    split = smp.DistributedModel(model)
-    split.compile(Scaling(0.1) if optimizer == "scaling" else optimizer, LOSSES[loss], metrics=["mae"])
+class Clipping(smp.DistributedModel):
+    """Clips between the tape and the optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__(name="clipping")
+        self.net = model()
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
+        weights = self.trainable_variables
+        clipped, _ = tf.clip_by_global_norm(tape.gradient(loss, weights), 0.1)
+        self.optimizer.apply_gradients(zip(clipped, weights, strict=True))
+        return {"loss": loss}
+
+
+def refusal(loss: str, optimizer: str = "sgd", metric: str = "mean", clips: bool = False) -> str:
+    """What `fit` says of a loss, a metric, an optimizer or clipping in an error; nothing where it trains."""
+    split = Clipping() if clips else smp.DistributedModel(model)
+    split.compile(Scaling(0.1) if optimizer == "scaling" else optimizer, LOSSES[loss], metrics=[LOSSES[metric]])
     mine = slice(smp.dp_rank(), None, smp.dp_size())
     try:
         split.fit(X[mine], Y[mine], batch_size=16 // smp.dp_size(), shuffle=False, verbose=0)

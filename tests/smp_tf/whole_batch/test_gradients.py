@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
+from smp_tf.whole_batch import batch_results
 from tests.full_only import params
 from tests.smp_tf.whole_batch.own_gradients import USES, Uses, compare
 
@@ -65,6 +66,15 @@ def test_gradients_are_added_up_in_a_state_once_per_batch(init: Callable[..., No
         return applied, {"count": count.read_value()}
 
     assert compare(accumulated) < 1e-12
+
+
+def test_much_that_stages_tell_each_other_is_said_once(
+    init: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    init(microbatches=2)
+    monkeypatch.setattr(batch_results, "_MANY_BYTES", 8)
+    compare(USES["logged"])
+    assert capfd.readouterr().err.count("MiB of them to every stage. A norm is told in a few bytes") == 1
 
 
 def test_one_of_two_optimizers_may_clip(init: Callable[..., None]) -> None:
