@@ -244,7 +244,8 @@ def test_a_save_of_some_ranks_only_is_an_error_in_time(folders: Path) -> None:
     case = Case("one", "saved_by_one_rank", {"folder": str(folders / "one")}, config(2))
     [result] = launch(2, CASES, [case]).values()
     assert "saving checkpoint 'ckpt-1'" in (result.ranks[0].error or ""), result.report()
-    assert max(rank.seconds for rank in result.ranks) < 40
+    # The stall timeout is half an hour.
+    assert max(rank.seconds for rank in result.ranks) < 120
     assert list((folders / "one").glob("*.json")) == []
 
 

@@ -114,4 +114,8 @@ def assert_live(results: dict[str, CaseResult], expected: tuple[int, ...], layer
 
 def test_a_rank_that_waits_costs_next_to_nothing(results: dict[str, CaseResult]) -> None:
     """Horovod's thread once looked for work every millisecond, for a fifth of a core."""
-    assert all(r["share"] < 0.04 for r in results["idle"].values()), results["idle"].values()
+    for told in results["idle"].values():
+        # About 300: a look every 50 ms wakes several threads.
+        assert told["wakes"] < 1000, told
+        # How much time they take depends on what else the machine does. A thread that never sleeps takes more.
+        assert told["share"] < 0.25, told

@@ -10,7 +10,7 @@ from tests.distributed.harness import Case, CaseResult
 CASES = "tests.distributed.cases.mismatched_messages"
 TWO = {"partitions": 2}
 # Far less than the stall timeout, which is half an hour.
-SOON = 25.0
+SOON = 120.0
 
 
 def on(name: str) -> LaunchedCase:

@@ -138,7 +138,8 @@ def test_kill_9_on_another_host_ends_all_and_names_rank_host_and_step(killed: To
         assert re.search(rf"{lost}.*{place}", killed.said_by(rank)), killed.text
         assert "finished" not in killed.said_by(rank)
     assert f"Process 3 exit with status code {128 + signal.SIGKILL}" in killed.text
-    assert killed.ended_at - killed.trained_at < 10.0
+    # Some seconds, on a machine that does nothing else.
+    assert killed.ended_at - killed.trained_at < 60.0
 
 
 def test_a_rank_that_is_alone_on_its_host_and_killed_in_smp_init_is_named_with_its_host(hosts: TwoHosts) -> None:

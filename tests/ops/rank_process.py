@@ -264,9 +264,9 @@ def bytes_both_ways(rank: Rank) -> None:
     else:
         rank.tell("big", right=bytes(transport.recv_bytes(0, 6)) == big)
 
-    before = transport.stats()["progress_cpu_seconds"]
+    before = transport.stats()["progress_rounds"]
     rank.tell_error(lambda: transport.recv_bytes(peer, 7, timeout=2.0))
-    rank.tell("idle", cpu=transport.stats()["progress_cpu_seconds"] - before)
+    rank.tell("idle", rounds=transport.stats()["progress_rounds"] - before)
     rank.tell("stats", stats=transport.stats(), lanes=transport.lanes(peer))
     rank.tell("network", sockets=network_sockets())
     if rank.rank == 1:

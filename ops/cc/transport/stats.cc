@@ -1,7 +1,4 @@
 // The transport's statistics as JSON.
-#include <pthread.h>
-#include <time.h>
-
 #include "transport/json.h"
 #include "transport/transport.h"
 
@@ -14,19 +11,12 @@ std::string Transport::Lanes(uint32_t peer) {
 
 std::string Transport::Stats() {
   std::lock_guard<std::mutex> lock(mutex_);
-  double cpu_seconds = 0;
-  clockid_t clock;
-  timespec time{};
-  if (!shut_down_ && pthread_getcpuclockid(thread_.native_handle(), &clock) == 0 &&
-      clock_gettime(clock, &time) == 0) {
-    cpu_seconds = static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-  }
   std::string json =
       "{\"rank\": " + std::to_string(rank_) + ", \"size\": " + std::to_string(size_) +
       ", \"refused_messages\": " + std::to_string(refused_) +
       ", \"pending_operations\": " + std::to_string(operations_.size()) +
       ", \"unmatched_messages\": " + std::to_string(table_.arrived()) +
-      ", \"progress_cpu_seconds\": " + std::to_string(cpu_seconds) +
+      ", \"progress_rounds\": " + std::to_string(rounds_) +
       ", \"huge_pages\": " + std::to_string(huge_pages_.regions()) + ", \"peers\": [";
   for (uint32_t r = 0; r < size_; ++r) {
     const PeerState& peer = peers_[r];

@@ -277,6 +277,7 @@ void Transport::Run() {
   while (!stopping_) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
+      ++rounds_;
       if (Step(&lock)) continue;
       if (may_spin_ && Clock::now() - last_moved_ < spin_) {
         lock.unlock();

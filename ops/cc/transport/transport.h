@@ -290,6 +290,7 @@ class Transport : public UcxEvents {
   std::map<uint64_t, std::set<uint32_t>> averaging_ranks_;
   std::map<std::tuple<uint64_t, uint64_t, uint32_t, bool>, std::pair<uint64_t, uint64_t>> edges_;
   uint64_t refused_ = 0;
+  uint64_t rounds_ = 0;  // looks of the progress thread for work
   uint64_t offer_salt_ = 0;
   Clock::time_point next_check_;
   Clock::time_point last_moved_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -109,12 +110,25 @@ def start_time(blocks: int) -> dict[str, Any]:
 
 
 def idle(seconds: float) -> dict[str, Any]:
-    """Processor time of all threads of a rank that has trained and now waits."""
+    """What a rank costs that has trained and now waits: wakes of its threads, and processor time, in a second."""
     training = Training(16)
     training.step(tf.constant(np.ones((32, 16), np.float32))).numpy()
-    before = time.process_time()
+    switches, time_before = switches_of_threads(), time.process_time()
     threading.Event().wait(seconds)
-    return {"share": (time.process_time() - before) / seconds}
+    share = (time.process_time() - time_before) / seconds
+    after = switches_of_threads()
+    return {"wakes": sum(count - switches.get(thread, 0) for thread, count in after.items()) / seconds, "share": share}
+
+
+def switches_of_threads() -> dict[str, int]:
+    """How often each thread of this process has given up its processor, to sleep or to another thread."""
+    found = {}
+    for thread in Path("/proc/self/task").iterdir():
+        # It may have ended meanwhile.
+        with contextlib.suppress(OSError):
+            status = (thread / "status").read_text()
+            found[thread.name] = sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+    return found
 
 
 def peak_of_a_step(width: int, depth: int, samples: int) -> dict[str, Any]:
