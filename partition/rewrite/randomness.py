@@ -51,6 +51,20 @@ WITHOUT_COUNTERPART = frozenset(
 )
 
 
+def ops_with_state(graph: OpGraph) -> frozenset[int]:
+    """Returns the numbers of the random ops that keep their own state, and of the calls of functions with such ops.
+
+    Args:
+        graph: an op graph.
+    """
+    functions = _Functions(graph.library)
+    return frozenset(
+        number
+        for number, node in enumerate(graph.nodes)
+        if node.op in WITHOUT_COUNTERPART or functions.called_keeps_state(node)
+    )
+
+
 def make_stateless(graph: OpGraph, say: Callable[[str], None]) -> OpGraph:
     """Replaces stateful random ops by counter-based ones, in the graph and in the functions it calls.
 
@@ -171,6 +185,23 @@ class _Functions:
         if node.op not in FUNCTION_OPS:
             return False
         return self._any_draws(node_def_pb2.NodeDef.FromString(node.definition))
+
+    def called_keeps_state(self, node: Node) -> bool:
+        """Returns whether a node calls a function with a random op that keeps its own state."""
+        if node.op not in FUNCTION_OPS:
+            return False
+        seen: set[str] = set()
+        stack = list(_callees(node_def_pb2.NodeDef.FromString(node.definition)))
+        while stack:
+            name = stack.pop()
+            if name in seen or name not in self._by_name:
+                continue
+            seen.add(name)
+            for inner in self._by_name[name].node_def:
+                if inner.op in WITHOUT_COUNTERPART:
+                    return True
+                stack.extend(_callees(inner))
+        return False
 
     def _any_draws(self, definition: node_def_pb2.NodeDef) -> bool:
         return definition.op in FUNCTION_OPS and any(map(self.draws, _callees(definition)))

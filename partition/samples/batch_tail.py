@@ -17,7 +17,7 @@ the averages over its microbatches. Where they are given, weights are read too, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, UNSENDABLE_DTYPES, VARIABLE, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import RANDOM_OPS
@@ -55,6 +55,8 @@ class Tail:
         left_out: why other results cannot be computed, by name.
         touched: the variables of the script that are read or written for each result, by name.
         gradients: the given gradients that it reads.
+        shapes: shapes of other tensors at which it begins, too, each with what is known of it. At most one length is
+            open.
     """
 
     nodes: tuple[int, ...]
@@ -64,6 +66,7 @@ class Tail:
     left_out: Mapping[str, str]
     touched: Mapping[str, frozenset[int]]
     gradients: tuple[Tensor, ...] = ()
+    shapes: Mapping[Tensor, tuple[int | None, ...]] = field(default_factory=dict)
 
 
 def find_tail(
@@ -108,7 +111,7 @@ def find_tail(
 
 
 def tail_from(graph: OpGraph, cuts: Sequence[Cut], results: Mapping[str, tuple[Tensor | int, ...]]) -> Tail:
-    """Returns the tail of a step that begins at given tensors, and at its arguments.
+    """Returns the tail of a step that begins at given tensors, at its arguments, and where only a shape is asked for.
 
     Args:
         graph: the step.
@@ -118,14 +121,21 @@ def tail_from(graph: OpGraph, cuts: Sequence[Cut], results: Mapping[str, tuple[T
     begins = {cut.whole for cut in cuts}
     stack = [tensor for tensors in results.values() for tensor in tensors if isinstance(tensor, Tensor)]
     nodes: set[int] = set()
+    shapes: dict[Tensor, tuple[int | None, ...]] = {}
     while stack:
         tensor = stack.pop()
-        if tensor not in begins and tensor.node not in nodes:
+        node = graph.nodes[tensor.node]
+        if tensor in begins or tensor.node in nodes:
+            continue
+        shape = graph.type_of(node.inputs[0]).shape if node.op == "Shape" else None
+        if shape is not None and shape.count(None) <= 1:
+            shapes[tensor] = shape
+        else:
             nodes.add(tensor.node)
-            stack.extend(graph.nodes[tensor.node].inputs)
+            stack.extend(node.inputs)
     arguments = {graph.nodes[n].source for n in nodes if graph.nodes[n].op == ARGUMENT}
     numbers = tuple(sorted(number for number in arguments if number is not None))
-    return Tail(tuple(sorted(nodes)), tuple(cuts), numbers, results, {}, {})
+    return Tail(tuple(sorted(nodes)), tuple(cuts), numbers, results, {}, {}, shapes=shapes)
 
 
 def _touched(graph: OpGraph, numbers: Iterable[int]) -> frozenset[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -47,21 +47,32 @@ def watching(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]
     Raises:
         StepError: the code makes something of several gradients together.
     """
-    graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or _watch.graph is not None:
         yield
         return
-    start = len(graph.get_operations())
+    with noting() as made:
+        yield
+    _look_at(optimizer, pairs, made)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[list[tf.Operation]]:
+    """Notes the ops that an optimizer's own code makes within its context; the list is filled at its end.
+
+    Those are left out that are combined over the stages, and those that come after the code has handed its gradients
+    on to Keras's own method.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    start, made = len(graph.get_operations()), list[tf.Operation]()
     _watch.graph, _watch.end, _watch.allowed = graph, None, []
     try:
-        yield
+        yield made
         operations = graph.get_operations()
         end = len(operations) if _watch.end is None else _watch.end
         allowed = {number for numbers in _watch.allowed for number in numbers}
-        made = [operations[number] for number in range(start, end) if number not in allowed]
+        made += [operations[number] for number in range(start, end) if number not in allowed]
     finally:
         _watch.graph = _watch.end = _watch.allowed = None
-    _look_at(optimizer, pairs, made)
 
 
 @contextlib.contextmanager
@@ -84,9 +95,46 @@ def handed_on() -> None:
 
 def _look_at(optimizer: Any, pairs: Sequence[tuple[Any, Any]], made: Sequence[Any]) -> None:
     """Raises an error where an op joins several gradients."""
-    names = [variable.name for _, variable in pairs]
+    found = first_joined([gradient for gradient, _ in pairs], made)
+    if found is None:
+        return
+    names, kind = [variable.name for _, variable in pairs], type(optimizer).__name__
+    report(
+        f"The apply_gradients that the script has for {kind} makes something else of the gradients of one rank than of "
+        f"all",
+        [
+            f"Its op {found.op.name!r} ({found.op.type}) takes those of {names[found.one]!r} and "
+            f"{names[found.other]!r}, and each rank gives it those of the weights that it updates alone. For a norm of "
+            f"all take tf.linalg.global_norm, or clip with tf.clip_by_global_norm or the optimizer's global_clipnorm: "
+            f"these see all ranks."
+        ],
+        "train with one partition and without shard_optimizer_state",
+    )
+
+
+class Joined(NamedTuple):
+    """An op that joins several gradients.
+
+    Args:
+        op: the op.
+        one: the place of the first of them in the list.
+        other: the place of the second.
+    """
+
+    op: tf.Operation
+    one: int
+    other: int
+
+
+def first_joined(gradients: Sequence[Any], made: Sequence[tf.Operation]) -> Joined | None:
+    """Returns the first op that makes something of several gradients; None where there is none.
+
+    Args:
+        gradients: the gradients, or None.
+        made: the ops.
+    """
     sources: dict[str, frozenset[int]] = {}
-    for number, (gradient, _) in enumerate(pairs):
+    for number, gradient in enumerate(gradients):
         if gradient is not None:
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
             sources[values.name] = frozenset([number])
@@ -102,17 +150,6 @@ def _look_at(optimizer: Any, pairs: Sequence[tuple[Any, Any]], made: Sequence[An
         found = frozenset().union(*(sources.get(tensor.name, frozenset()) for tensor in operation.inputs))
         if len(found) > 1 and operation.outputs:
             one, other, *_ = sorted(found)
-            kind = type(optimizer).__name__
-            report(
-                f"The apply_gradients that the script has for {kind} makes something else of the gradients of one rank "
-                f"than of all",
-                [
-                    f"Its op {operation.name!r} ({operation.type}) takes those of {names[one]!r} and {names[other]!r}, "
-                    f"and each rank gives it those of the weights that it updates alone. For a norm of all take "
-                    f"tf.linalg.global_norm, or clip with tf.clip_by_global_norm or the optimizer's global_clipnorm: "
-                    f"these see all ranks."
-                ],
-                "train with one partition and without shard_optimizer_state",
-            )
-            return
+            return Joined(operation, one, other)
         sources.update((tensor.name, found) for tensor in operation.outputs)
+    return None

@@ -275,7 +275,8 @@ class NormPatch:
                 return tf.cast(norm_of_own(own), _result_type(given))
         if not self._in_step() and _is_spread(t_list):
             return global_norm(t_list)
-        return self._original(t_list, name)
+        with joined_gradients.allowed():
+            return self._original(t_list, name)
 
 
 def _is_spread(t_list: Any) -> bool:

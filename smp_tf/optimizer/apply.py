@@ -31,7 +31,7 @@ from smp_tf.job import runtime
 from smp_tf.keras import adapter
 from smp_tf.keras.optimizer_methods import OWN_APPLY, has_own_apply, is_of_keras
 from smp_tf.keras.optimizer_trials import is_on_trial
-from smp_tf.optimizer import recorded_apply
+from smp_tf.optimizer import own_apply, recorded_apply
 from smp_tf.optimizer.agreement import require_equal_optimizers
 from smp_tf.optimizer.updates import applying, few_at_once, is_split
 from smp_tf.partition.spread import EVERYWHERE
@@ -221,6 +221,12 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         adapter.optimizers().begin_step(optimizer)
         recorder = recorded_apply.recorder()
         if recorder is not None:
+            is_joining = is_users and is_divided(runtime.current())
+            if is_joining and own_apply.joins_gradients(
+                pairs, lambda given: original(optimizer, given, *args, **kwargs)
+            ):
+                # What it hands on to Keras's own method is recorded.
+                return original(optimizer, pairs, *args, **kwargs)
             return recorder.record(optimizer, pairs, lambda given: apply_gradients(optimizer, given, *args, **kwargs))
         if in_force.is_inside:
             joined_gradients.handed_on()

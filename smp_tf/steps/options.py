@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class StepOptions:
     of_keras: bool = False
     #: Whether what comes after the step averages over the replicas what it logs of a batch.
     logs_over_replicas: bool = False
+    #: What the step function is known by whose next step's random numbers it draws; None where it draws its own.
+    ahead_of: Callable[[], str] | None = None
 
     def check(self, signature: inspect.Signature, name: str) -> None:
         """Raises an error where an option names a parameter that the step does not have."""

@@ -47,11 +47,14 @@ class Source:
         trace: the trace of the step.
         lowered: the op graph of the trace.
         is_random: whether its random ops need seeds.
+        ahead_of: the step function whose next step's random numbers it draws, by what that is known by; None where
+            it draws its own.
     """
 
     trace: Trace
     lowered: Lowered
     is_random: bool
+    ahead_of: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +183,7 @@ class SplitProgram:
         weights: Sequence[Any] = list(sizes) if program.sums.is_weighted else [1] * len(sizes)
         pending.add_check()
         # Masks depend on the replica, the step and the microbatch, but never on the number of partitions.
-        seed = step_seeds.next_seeds(self.known_as, running.topology.replica) if self.source.is_random else _no_seed
+        seed = self._seeds(running.topology.replica) if self.source.is_random else _no_seed
         recording.know(self)
         weighs = any(task.kind is WEIGH for task in program.tasks)
         told = _ToldReplicas(self, tensors, _total(weights)) if weighs else None
@@ -211,6 +214,12 @@ class SplitProgram:
             if tensor is not None
         }
         return FlatOutputs(results.values, accumulated, weights, total, computed), results
+
+    def _seeds(self, replica: int) -> step_seeds.StepSeeds:
+        """Returns the seeds of the microbatches of the step that begins, or of the step that comes after this one."""
+        if self.source.ahead_of is not None:
+            return step_seeds.coming_seeds(self.source.ahead_of, replica)
+        return step_seeds.next_seeds(self.known_as, replica)
 
     def _sparse_sums(self, weights: Sequence[Any], found: dict[int, tf.Tensor]) -> SumSparse:
         """Returns what writes the sum of a sparse gradient over all replicas; its parts go into a mapping."""

@@ -110,6 +110,11 @@ class Step:
         program, tensors = self.find(*args, **kwargs)
         return program(tensors)
 
+    @property
+    def known_as(self) -> str:
+        """Returns what the step function is known by on all ranks, once the step was called in this job."""
+        return self._known_as
+
     def tensors_of(self, *args: Any, **kwargs: Any) -> Sequence[Any]:
         """Returns the tensor arguments of a call, in their order.
 
@@ -245,7 +250,7 @@ class Step:
         return SplitProgram(
             self.name,
             self._known_as,
-            Source(traced.trace, traced.lowered, traced.is_random),
+            Source(traced.trace, traced.lowered, traced.is_random, self._options.ahead_of and self._options.ahead_of()),
             batch,
             program,
             agreed.plan,

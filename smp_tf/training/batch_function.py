@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,10 +46,11 @@ from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_outputs
 from smp_tf.training import logs
 from smp_tf.training.loss_denominators import Denominators, Totals
-from smp_tf.training.weighed_losses import WeighedError, replaced_losses
+from smp_tf.training.weighed_losses import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 from smp_tf.whole_batch.batch_results import BatchResults, gradients_of, sample_rows
+from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
-from smp_tf.whole_batch.loss_coefficients import CallCoefficients, LossCoefficients
+from smp_tf.whole_batch.loss_coefficients import LossCoefficients
 
 #: The largest batch in bytes whose losses are compared with those of its microbatches.
 _MOST_KEPT = 1 << 30
@@ -91,13 +92,11 @@ class BatchFunction:
         one_microbatch = self._one_microbatch
         self._step = self._step_of(lambda data: one_microbatch(data))
         #: The step that is given the coefficients of losses, once a loss is found that needs them.
-        self._weighed: Step | None = None
-        self._coefficients: dict[Any, LossCoefficients] = {}
-        self._calls_weighed: Sequence[CallCoefficients] = ()
+        self._weighed: WeighedStep | None = None
 
     def _step_of(self, function: Callable[..., Any]) -> Step:
         options = StepOptions(
-            jit_compile=True if self._model.jit_compile else None,
+            jit_compile=self._jit_compile,
             # A training whose first batch is cut into fewer microbatches than asked for is a mistake. A single
             # prediction is not.
             small_first_batch=self._method != "train_step",
@@ -105,6 +104,10 @@ class BatchFunction:
             logs_over_replicas=self._over_replicas,
         )
         return Step(_named(function, self._method), options, self._finish, self._applied, self._examine)
+
+    @property
+    def _jit_compile(self) -> bool | None:
+        return True if self._model.jit_compile else None
 
     def __call__(self, iterator: Any) -> Any:
         """Runs the step on the next batch, or on as many batches as `steps_per_execution` says.
@@ -141,17 +144,31 @@ class BatchFunction:
             try:
                 return self._step.find(batch)
             except WeighedError as error:
-                found, one_microbatch = error.coefficients, self._one_microbatch
-                self._weighed = self._step_of(lambda data, coefficients: one_microbatch(data, coefficients))
-        tensors = tf.nest.flatten(list(self._step.tensors_of(batch)), expand_composites=True)
-        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
-        if key not in self._coefficients:
-            self._coefficients[key] = found or self._coefficients_for(batch)
-        self._calls_weighed = self._coefficients[key].calls
-        return self._weighed.find(batch, self._coefficients[key].of(tensors))
+                found, self._weighed = error.coefficients, self._weighed_step()
+        return self._weighed.program_for(batch, found)
 
-    def _coefficients_for(self, batch: Any) -> LossCoefficients:
-        """Returns the coefficients of the losses for batches of another structure."""
+    def _weighed_step(self) -> WeighedStep:
+        """Returns the step that is given the coefficients of losses."""
+        one_microbatch, outputs_of = self._one_microbatch, self._outputs_of
+        step = self._step_of(lambda data, coefficients: one_microbatch(data, coefficients))
+        forward = Step(
+            _named(lambda data: outputs_of(data), f"{self._method}_forward"),
+            StepOptions(
+                jit_compile=self._jit_compile, small_first_batch=True, of_keras=True, ahead_of=lambda: step.known_as
+            ),
+            examine=lambda traced, _: Examined(forward_alone(traced)),
+        )
+        return WeighedStep(self._in_words, step, forward, self._coefficients_for)
+
+    def _outputs_of(self, data: Any) -> dict[str, Any]:
+        """Returns the tensors that coefficients of losses are computed of, for a microbatch."""
+        assert self._weighed is not None
+        self._looked_at(data, GradientCalls().left_out(self._calls[-1]))
+        graph = tf.compat.v1.get_default_graph()
+        return {OUTPUTS: [graph.get_tensor_by_name(name) for name in self._weighed.names]}
+
+    def _coefficients_for(self, batch: Any, numbers: Collection[int]) -> LossCoefficients:
+        """Returns the coefficients of the losses, by numbers of their calls, for batches of another structure."""
         samples, microbatches = _samples(batch), runtime.current().config.microbatches
         microbatches = min(samples, microbatches)
         of_part, of_whole = GradientCalls(), GradientCalls()
@@ -161,7 +178,6 @@ class BatchFunction:
         )
         whole = self._step_of(lambda data: self._whole_batch(data, of_whole, of_part)).trace(batch)
         rows = sample_rows(part, whole, samples)
-        numbers = {call.number for call in self._calls_weighed}
         return LossCoefficients(
             part, whole, of_part, of_whole, rows, samples=samples, microbatches=microbatches, weighed=numbers
         )
@@ -368,7 +384,10 @@ class BatchFunction:
         denominators = Denominators(self._in_words, self._batch_samples)
         samples = _samples_in(data)
         in_parts = denominators.collecting(samples, self._model.metrics) if self._in_parts else contextlib.nullcontext()
-        weighed = replaced_losses(self._calls_weighed, coefficients, denominators) if coefficients else None
+        weighed = None
+        if coefficients:
+            assert self._weighed is not None
+            weighed = replaced_losses(self._weighed.calls, coefficients, denominators)
         with recorder.recording(), in_parts, calls.noted(weighed):
             results = autograph_convert(getattr(self._model, self._method))(data)
         self._traced.append((recorder.applies, denominators))

@@ -6,13 +6,19 @@ See `whole_batch/loss_coefficients.py`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.announce import announce
+from smp_tf.job import runtime
+from smp_tf.steps.step import Step
 from smp_tf.training.loss_denominators import Denominators
 from smp_tf.whole_batch.loss_coefficients import CallCoefficients, LossCoefficients
+
+#: The name under which a forward pass gives the tensors that coefficients are computed of.
+OUTPUTS = "outputs"
 
 
 class WeighedError(Exception):
@@ -25,6 +31,62 @@ class WeighedError(Exception):
     def __init__(self, coefficients: LossCoefficients) -> None:
         super().__init__()
         self.coefficients = coefficients
+
+
+class WeighedStep:
+    """A step whose microbatches are told what their samples count in losses of the whole batch.
+
+    Args:
+        in_words: words for the step.
+        step: the step; its second argument are the coefficients.
+        forward: its forward pass, to be run alone. It gives tensors of `names` under `OUTPUTS`.
+        found: returns the coefficients for a batch of another structure, given the batch and the numbers of the calls
+            that need some.
+    """
+
+    def __init__(
+        self, in_words: str, step: Step, forward: Step, found: Callable[[Any, Collection[int]], LossCoefficients]
+    ) -> None:
+        self._in_words = in_words
+        self._step = step
+        self._forward = forward
+        self._found = found
+        self._known: dict[Any, LossCoefficients] = {}
+        #: The calls whose gradients are taken by coefficients, as the batch that came last has them.
+        self.calls: Sequence[CallCoefficients] = ()
+        #: The names of the tensors in a microbatch's graph that these coefficients are computed of.
+        self.names: Sequence[str] = ()
+
+    def program_for(self, batch: Any, first: LossCoefficients | None = None) -> tuple[Any, Sequence[Any]]:
+        """Returns the program for a batch, and what to call it with.
+
+        Args:
+            batch: the batch.
+            first: the coefficients for batches of its structure, where they are known.
+        """
+        tensors = tf.nest.flatten(list(self._forward.tensors_of(batch)), expand_composites=True)
+        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        is_new = key not in self._known
+        if is_new:
+            self._known[key] = first or self._found(batch, {call.number for call in self.calls})
+        known = self._known[key]
+        self.calls, self.names = known.calls, known.outputs
+        if not self.names:
+            return self._step.find(batch, known.of(tensors))
+        if is_new:
+            self._tell()
+            # The step decides which stage has which layers. Its forward pass alone would balance them otherwise.
+            self._step.find(batch, known.of(tensors))
+        outputs = known.joined(self._forward(batch)[OUTPUTS])
+        return self._step.find(batch, known.of(tensors, outputs))
+
+    def _tell(self) -> None:
+        announce(
+            f"{self._in_words} has a loss that compares samples of a batch, or computes something of their average. "
+            f"So the model runs forward on the whole batch first. Then the loss is computed once, and the step takes "
+            f"gradients by it. Each batch runs forward twice. Activations take no more memory than for other losses.",
+            runtime.current().topology.rank,
+        )
 
 
 def replaced_losses(
@@ -47,12 +109,14 @@ def replaced_losses(
         left = iter(rows)
         found: list[tuple[str, Any]] = []
         for place, name in enumerate(call.tensors):
-            if place in call.constants:
-                found.append((name, tf.constant(call.constants[place])))
-            else:
-                value = next(left)
+            value = tf.constant(call.constants[place]) if place in call.constants else next(left)
+            if place in call.shared:
+                value = value[0]
+            elif place not in call.constants:
                 # Averages weigh a microbatch by its share of the samples.
-                found.append((name, value * denominators.sum_factor(value.dtype)))
+                value *= denominators.sum_factor(value.dtype)
+            if value.dtype.is_floating or value.dtype.is_complex:
+                found.append((name, value))
         return found
 
     return {c.number: functools.partial(parts_of, c, rows) for c, rows in zip(calls, of_call, strict=True)}

@@ -75,13 +75,32 @@ def next_seeds(known: str, replica: int) -> StepSeeds:
     Returns:
         The seeds of that step's microbatches.
     """
+    return _seeds(known, replica, _counter(known).assign_add(1, read_value=True) - 1)
+
+
+def coming_seeds(known: str, replica: int) -> StepSeeds:
+    """Returns the seeds of the next step of a function, in the current graph, without counting a step.
+
+    Args:
+        known: what the function is known by, from `name_step`.
+        replica: the replica of this rank.
+    """
+    return _seeds(known, replica, _counter(known).read_value())
+
+
+def _counter(known: str) -> tf.Variable:
+    """Returns the counter of the steps of a function."""
     state = _current()
     if known not in state.counters:
         done = np.int64(state.restored.pop(known, 0))
         state.counters[known] = store.make_script_variable(
             initial_value=done, trainable=False, name=f"{known}_steps".replace("/", "_")
         )
-    done_before = state.counters[known].assign_add(1, read_value=True) - 1
+    return state.counters[known]
+
+
+def _seeds(known: str, replica: int, done_before: tf.Tensor) -> StepSeeds:
+    state = _current()
     digest = hashlib.blake2b(f"{known} {replica}".encode(), digest_size=8).digest()
     offset = tf.constant(int.from_bytes(digest, "little", signed=True), tf.int64)
     # Sums and products of int64 wrap around.

@@ -12,6 +12,12 @@ of their samples, and take their gradients by these in place of those of their o
     arguments of the batch ──▶ coefficients ─┬─ of microbatch 0 ─▶ gradient of sum(coefficient × each) ─┐
                                              └─ of microbatch 1 ─▶ gradient of sum(coefficient × each) ─┴▶ that of
                                                                                                   the whole batch
+
+A loss that compares samples, or computes something of an average, is no such sum. But for given outputs of the model
+its gradient is one: what a row of the outputs counts is the gradient of the loss by it. So the model runs forward
+first, alone (`forward_alone.py`), and coefficients are computed of its outputs, too:
+
+    -tf.reduce_mean(tf.math.log_softmax(z @ tf.transpose(z)))     tf.sqrt(tf.reduce_mean(each))
 """
 
 from __future__ import annotations
@@ -24,11 +30,13 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf.batch.microbatches import sizes_of
+from smp_tf.batch.output import StepOutput
 from smp_tf.errors import StepError
-from smp_tf.partition.graph.op_graph import ARGUMENT, Tensor
+from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
 from smp_tf.partition.samples.batch_tail import Cut, Tail, find_tail, tail_from
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.trace import StepTrace
+from smp_tf.whole_batch.forward_alone import NotAloneError, needed_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.tail_graph import TailGraph
 
@@ -37,6 +45,8 @@ _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike",
 _LOSS = "loss"
 #: How often losses are compared on made-up arguments.
 _TRIALS = 4
+#: What rounding may make of a number, relative to it, where it is more than in float32.
+_ROUNDING = {tf.float16: 4e-3, tf.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True)
@@ -46,12 +56,18 @@ class CallCoefficients:
     Args:
         number: of the call in the step.
         tensors: names of the tensors whose gradients are taken, in the graph of a microbatch.
-        constants: by position of a tensor that is the same for all samples: what it counts.
+        constants: by position of a tensor that counts the same in every batch, and is the same for all samples: what
+            it counts.
+        shared: positions of other tensors that are the same for all samples. Their coefficients are given with a row
+            a sample, all alike.
+        follows_model: whether coefficients depend on what the model gives for the batch.
     """
 
     number: int
     tensors: tuple[str, ...]
     constants: Mapping[int, np.ndarray]
+    shared: frozenset[int] = frozenset()
+    follows_model: bool = False
 
 
 class LossCoefficients:
@@ -96,33 +112,75 @@ class LossCoefficients:
             found = _coefficients(part, whole, of_part.targets[number], targets, rows)
             if found is None or (weighed is None and _is_average(*found, rows, samples, microbatches)):
                 continue
-            of_batch = found[0]
-            cuts = of_batch.tail.cuts
-            fixed = [place for place, cut in enumerate(cuts) if cut.axis is None]
-            if any(cut.axis for cut in cuts) or any(of_batch.depends_on_arguments(place) for place in fixed):
-                continue
-            made = {n: _made_up(spec, np.random.RandomState(0)) for n, spec in of_batch.arguments.items()}
-            values = of_batch(made, samples)
-            graph = part.lowered.graph
-            names = tuple(f"{graph.nodes[cut.part.node].name}:{cut.part.index}" for cut in cuts)
-            self.calls.append(CallCoefficients(number, names, {place: values[place].numpy() for place in fixed}))
-            self._functions.append(of_batch)
+            call = self._call(number, part.lowered.graph, found[0])
+            if call is not None:
+                self.calls.append(call)
+                self._functions.append(found[0])
         if weighed is not None and {call.number for call in self.calls} != set(weighed):
             raise StepError(
                 f"A loss counts the samples of a batch of {samples} in another way than those of the batches before: "
                 f"what each counts cannot be told ahead. Use batches of one size (drop_remainder=True)."
             )
 
-    def of(self, arguments: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns the coefficients for a batch, call by call, of the tensors that hold samples: a row for each sample.
+    def _call(self, number: int, graph: OpGraph, function: _Coefficients) -> CallCoefficients | None:
+        """Returns how the gradient of a call is taken; None where coefficients cannot be given to microbatches."""
+        cuts, follows = function.tail.cuts, function.depend_on_model()
+        if any(cut.axis for cut in cuts):
+            return None
+        if follows:
+            try:
+                needed_alone(graph, [cut.part for cut in cuts])
+            except NotAloneError:
+                return None
+        names = tuple(f"{graph.nodes[cut.part.node].name}:{cut.part.index}" for cut in cuts)
+        made = {n: _made_up(spec, np.random.RandomState(0)) for n, spec in function.arguments.items()}
+        values = function(made, function.zeros(self._samples))
+        fixed = {place for place, cut in enumerate(cuts) if cut.axis is None}
+        constants = {place: values[place].numpy() for place in fixed if function.is_constant(place)}
+        return CallCoefficients(number, names, constants, frozenset(fixed - constants.keys()), follows)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Returns the names of the tensors of a microbatch that coefficients are computed of, call by call."""
+        return tuple(name for call in self.calls if call.follows_model for name in call.tensors)
+
+    def joined(self, outputs: Sequence[StepOutput]) -> list[tf.Tensor]:
+        """Returns the tensors of `outputs` for the whole batch.
+
+        Args:
+            outputs: the tensors of all microbatches.
+        """
+        axes = [
+            cut.axis
+            for call, function in zip(self.calls, self._functions, strict=True)
+            if call.follows_model
+            for cut in function.tail.cuts
+        ]
+        return [
+            output.outputs[0] if axis is None else tf.concat(output.outputs, axis)
+            for axis, output in zip(axes, outputs, strict=True)
+        ]
+
+    def of(self, arguments: Sequence[Any], outputs: Sequence[tf.Tensor] | None = None) -> list[tf.Tensor]:
+        """Returns the coefficients for a batch, call by call: a row for each sample.
 
         Args:
             arguments: the step's tensor arguments, composite ones in parts.
+            outputs: the tensors of `outputs` for the whole batch; None for coefficients that are of the right types,
+                and hold nothing of use.
         """
         found: list[tf.Tensor] = []
+        left = iter(outputs or ())
         for call, function in zip(self.calls, self._functions, strict=True):
-            values = function({number: arguments[number] for number in function.arguments}, self._samples)
-            found += [value for place, value in enumerate(values) if place not in call.constants]
+            given = function.zeros(self._samples)
+            if call.follows_model and outputs is not None:
+                given = [next(left) for _ in given]
+            values = function({number: arguments[number] for number in function.arguments}, given)
+            found += [
+                tf.repeat(value[tf.newaxis], self._samples, axis=0) if place in call.shared else value
+                for place, value in enumerate(values)
+                if place not in call.constants
+            ]
         return found
 
 
@@ -152,43 +210,70 @@ class _Coefficients:
             ]
 
         self._function = tf.function(gradients, autograph=False).get_concrete_function(
-            [self._spec(cut.whole) for cut in tail.cuts], list(self.arguments.values())
+            [self._spec(tensor) for tensor in (*(cut.whole for cut in tail.cuts), *tail.shapes)],
+            list(self.arguments.values()),
         )
 
-    def __call__(self, arguments: Mapping[int, Any], samples: int) -> list[tf.Tensor]:
+    def __call__(self, arguments: Mapping[int, Any], values: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the coefficients.
 
         Args:
             arguments: the step's tensor arguments, by number.
+            values: the tensors where the tail begins; anything where nothing depends on what they hold.
+        """
+        given = [tf.cast(arguments[number], spec.dtype) for number, spec in self.arguments.items()]
+        return list(self._function(*map(tf.convert_to_tensor, values), *given))
+
+    def specs(self, samples: int) -> list[tf.TensorSpec]:
+        """Returns the types of the tensors where the tail begins.
+
+        Args:
             samples: how many samples there are.
         """
-        # Nothing depends on what the tensors hold.
-        values = []
+        found = []
         for cut in self.tail.cuts:
             kind = self._graph.type_of(cut.whole)
             shape = list(kind.shape or ())
             if cut.axis is not None and shape[cut.axis] is None:
                 shape[cut.axis] = samples
-            values.append(tf.zeros(shape, kind.dtype))
-        given = [tf.cast(arguments[number], spec.dtype) for number, spec in self.arguments.items()]
-        return list(self._function(*values, *given))
+            found.append(tf.TensorSpec(shape, kind.dtype))
+        return found
+
+    def shapes(self, samples: int) -> list[np.ndarray]:
+        """Returns the shapes that the tail begins at, besides its tensors.
+
+        Args:
+            samples: what is put for a length that is open.
+        """
+        return [
+            np.array([samples if d is None else d for d in shape], self._graph.type_of(tensor).dtype)
+            for tensor, shape in self.tail.shapes.items()
+        ]
+
+    def zeros(self, samples: int) -> list[tf.Tensor]:
+        """Returns zeros of the types of the tensors where the tail begins.
+
+        Args:
+            samples: how many samples there are.
+        """
+        return [tf.zeros(spec.shape, spec.dtype) for spec in self.specs(samples)]
 
     def depend_on_model(self) -> bool:
         """Returns whether a coefficient depends on what the model computes."""
         return bool(self._reached(range(len(self.tail.cuts))) & set(range(len(self.tail.cuts))))
 
-    def depends_on_arguments(self, place: int) -> bool:
-        """Returns whether the coefficient of a tensor depends on arguments.
+    def is_constant(self, place: int) -> bool:
+        """Returns whether the coefficient of a tensor depends on nothing.
 
         Args:
             place: the tensor, by its place among the tail's cuts.
         """
-        return any(number >= len(self.tail.cuts) for number in self._reached([place]))
+        return not self._reached([place])
 
     def _reached(self, places: Iterable[int]) -> set[int]:
         """Returns which of the function's inputs the values of some of its outputs depend on."""
         graph = self._function.graph
-        own = len(self.tail.cuts) + len(self.arguments)
+        own = len(self.tail.cuts) + len(self.tail.shapes) + len(self.arguments)
         position = {tensor.op.name: number for number, tensor in enumerate(graph.inputs[:own])}
         stack = [graph.outputs[place].op for place in places]
         seen: set[str] = set()
@@ -217,7 +302,7 @@ def _coefficients(
 ) -> tuple[_Coefficients, _Coefficients] | None:
     """Returns the coefficients of a loss for the whole batch, and those that a microbatch has it count.
 
-    None where it has none: it is not linear in anything that holds samples, or is computed of what is made at random.
+    None where it has none: it begins at nothing that holds samples, or is computed of what is made at random.
     """
     graph, own = whole.lowered.graph, part.lowered.graph
     targets, in_part = list(map(whole.tensor_of, of_whole)), list(map(part.tensor_of, of_part))
@@ -227,8 +312,6 @@ def _coefficients(
     cuts = tuple(Cut(cut.part, cut.part, cut.axis) for cut in tail.cuts)
     of_batch = _Coefficients(whole, tail)
     of_microbatch = _Coefficients(part, tail_from(own, cuts, {_LOSS: tuple(in_part)}))
-    if of_batch.depend_on_model() or of_microbatch.depend_on_model():
-        return None
     if not set(of_microbatch.arguments) <= set(of_batch.arguments):
         return None
     return of_batch, of_microbatch
@@ -237,31 +320,48 @@ def _coefficients(
 def _is_average(
     of_batch: _Coefficients, of_microbatch: _Coefficients, rows: SampleRows, samples: int, microbatches: int
 ) -> bool:
-    """Returns whether what microbatches count on their own averages to what the batch counts, on made-up arguments."""
-    sizes = sizes_of(samples, microbatches)
+    """Returns whether what microbatches count on their own averages to what the batch counts, on made-up values."""
+    cuts, finite = of_batch.tail.cuts, False
     for seed in range(_TRIALS):
         random = np.random.RandomState(seed)
         made = {number: _made_up(spec, random) for number, spec in of_batch.arguments.items()}
-        whole = [value.numpy() for value in of_batch(made, samples)]
+        # Outputs may be of any sign, as logits are, or probabilities.
+        values = [_made_up(spec, random, is_share=seed % 2 == 1) for spec in of_batch.specs(samples)]
+        whole = [value.numpy() for value in of_batch(made, values)]
+        finite |= all(np.isfinite(value).all() for value in whole)
         begin = 0
-        for size in sizes:
+        for size in sizes_of(samples, microbatches):
+            at = range(begin, begin + size)
             own = {n: v[begin : begin + size] if rows.holds_samples(n) else v for n, v in made.items()}
-            for cut, of_all, of_part in zip(of_batch.tail.cuts, whole, of_microbatch(own, size), strict=True):
-                if cut.axis is None:
-                    wanted, found = of_all, of_part.numpy()
-                else:
-                    here = np.take(of_all, np.arange(begin, begin + size), cut.axis)
-                    wanted, found = here * samples, of_part.numpy() * size
-                if not np.allclose(wanted, found, rtol=1e-4, atol=0.0):
+            given = [v if c.axis is None else np.take(v, at, c.axis) for c, v in zip(cuts, values, strict=True)]
+            given += of_microbatch.shapes(size)
+            for cut, of_all, of_part in zip(cuts, whole, of_microbatch(own, given), strict=False):
+                wanted, found = of_all, of_part.numpy()
+                if cut.axis is not None:
+                    wanted, found = np.take(of_all, at, cut.axis) * samples, found * size
+                if not _is_alike(wanted, found):
                     return False
             begin += size
-    return True
+    return finite
 
 
-def _made_up(spec: tf.TensorSpec, random: np.random.RandomState) -> np.ndarray:
-    """Returns values of a type: numbers of both signs, with zeros among them; small ones where they are whole."""
+def _is_alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Returns whether two arrays are the same but for rounding."""
+    rounding = _ROUNDING.get(tf.as_dtype(one.dtype), 1e-4)
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    most = np.max(np.abs(one), initial=0.0, where=np.isfinite(one))
+    return np.allclose(one, other, rtol=rounding, atol=1e-2 * rounding * most, equal_nan=True)
+
+
+def _made_up(spec: tf.TensorSpec, random: np.random.RandomState, *, is_share: bool = False) -> np.ndarray:
+    """Returns values of a type: numbers of both signs, with zeros among them; small ones where they are whole.
+
+    With `is_share`, they are between zero and one.
+    """
     dtype = spec.dtype.as_numpy_dtype
-    if spec.dtype.is_floating:
+    if spec.dtype.is_floating and is_share:
+        made = 0.05 + 0.9 * random.rand(*spec.shape)
+    elif spec.dtype.is_floating:
         made = random.randn(*spec.shape) * (random.rand(*spec.shape) < 0.7)
     else:
         made = random.randint(0, 2, spec.shape)

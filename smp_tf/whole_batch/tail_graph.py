@@ -40,14 +40,15 @@ class TailGraph:
         """Writes the tail once. All that it changes is changed before any of its results is there.
 
         Args:
-            cuts: the values of the tail's cuts.
+            cuts: the values of the tail's cuts, and then those of its shapes.
             arguments: the step's tensor arguments for the whole batch that the tail reads, by number.
             variables: what stands for a variable of the step, by index. All others stand for themselves.
 
         Returns:
             The tensors of each result, by name; none for a result that only writes.
         """
-        values = dict(zip((cut.whole for cut in self._tail.cuts), cuts, strict=True))
+        begins = (*(cut.whole for cut in self._tail.cuts), *self._tail.shapes)
+        values = dict(zip(begins, cuts, strict=True))
         values.update(self._sources(arguments, variables or {}))
         with op_by_op():
             return self._results(values, self._import(self._tail.nodes, values))

@@ -20,10 +20,10 @@ def launched(size: int, name: str, config: dict[str, int], **arguments: object) 
 
 #: What is launched, and what every rank says.
 REFUSED = [
-    (launched(2, "rooted", STAGES, loss="rooted"), "for the whole batch of 16 samples, and"),
+    (launched(2, "rooted over replicas", REPLICAS, loss="rooted"), "for the whole batch of 16 samples, and"),
     (
-        launched(2, "scaled", STAGES, loss="mean", optimizer="scaling"),
-        "has for Scaling makes something else of the grad",
+        launched(2, "scaled", STAGES, loss="mean", optimizer="late_scaling"),
+        "has for LateScaling makes something else of the grad",
     ),
     (launched(2, "sum over replicas", REPLICAS, loss="sum"), "as the average over its 2 microbatches. It is the sum"),
     (launched(2, "metric over replicas", REPLICAS, loss="mean", metric="rooted"), "Its metric '"),
@@ -41,10 +41,10 @@ def test_another_loss_is_refused_on_every_rank(case_result: CaseResult, words: s
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("launched", [launched(2, "scaled", STAGES, loss="mean", optimizer="scaling")])
+@pytest.mark.parametrize("launched", [launched(2, "scaled", STAGES, loss="mean", optimizer="late_scaling")])
 def test_an_optimizer_that_scales_by_the_gradients_of_its_stage_is_refused(case_result: CaseResult) -> None:
     for said, weights in zip(case_result.values(), ("'dense/", "'dense_1/"), strict=True):
-        assert "The apply_gradients that the script has for Scaling makes something else of the gradients" in said
+        assert "The apply_gradients that the script has for LateScaling makes something else of the gradients" in said
         assert weights in said
 
 

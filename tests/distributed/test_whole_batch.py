@@ -11,6 +11,8 @@ from tests.full_only import params
 CASES = "tests.distributed.cases.whole_batch"
 STAGES = {"partitions": 2, "microbatches": 4, "seed": 1}
 SCHEDULES = ("simple", "interleaved", "zb_h1")
+#: Of `tests/smp_tf/whole_batch/own_optimizers.py`.
+OPTIMIZER_NAMES = ("Scaling", "Averaging", "Sorting", "Clipping")
 
 
 def use(name: str, pipeline: str = "interleaved") -> LaunchedCase:
@@ -37,9 +39,23 @@ def test_what_is_made_of_gradients_is_made_of_those_of_all_stages(case_result: C
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    "launched", [LaunchedCase(2, CASES, Case(loss, "losses", {"loss": loss}, STAGES)) for loss in ("total", "of_few")]
+    "launched",
+    [
+        LaunchedCase(2, CASES, Case(loss, "losses", {"loss": loss}, STAGES))
+        for loss in ("total", "of_few", "in_batch_softmax", "dice")
+    ],
 )
 def test_losses_count_samples_as_in_the_whole_batch(case_result: CaseResult) -> None:
+    assert set(case_result.values()) == {True}
+
+
+#: By name: what is launched.
+OPTIMIZERS = [LaunchedCase(2, CASES, Case(name, "optimizer", {"name": name}, STAGES)) for name in OPTIMIZER_NAMES]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launched", params(OPTIMIZERS, OPTIMIZERS[:2]))
+def test_an_optimizers_own_code_sees_the_gradients_of_all_stages(case_result: CaseResult) -> None:
     assert set(case_result.values()) == {True}
 
 

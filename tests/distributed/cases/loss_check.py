@@ -39,13 +39,14 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class Scaling(tf_keras.optimizers.SGD):
-    """Divides by the norm of all that it is given."""
+class LateScaling(tf_keras.optimizers.SGD):
+    """Divides by the norm of all that it is given, and goes on when the weights have changed."""
 
     def apply_gradients(self, grads_and_vars: Any, **more: Any) -> Any:
         gradients, variables = zip(*grads_and_vars, strict=True)
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(g**2) for g in gradients]))
-        return super().apply_gradients(zip([g / norm for g in gradients], variables, strict=True), **more)
+        super().apply_gradients(zip([g / norm for g in gradients], variables, strict=True), **more)
+        return variables[0].assign_add(tf.zeros_like(variables[0]))
 
 
 class Clipping(smp.DistributedModel):
@@ -71,7 +72,9 @@ class Clipping(smp.DistributedModel):
 def refusal(loss: str, optimizer: str = "sgd", metric: str = "mean", clips: bool = False) -> str:
     """What `fit` says of a loss, a metric, an optimizer or clipping in an error; nothing where it trains."""
     split = Clipping() if clips else smp.DistributedModel(model)
-    split.compile(Scaling(0.1) if optimizer == "scaling" else optimizer, LOSSES[loss], metrics=[LOSSES[metric]])
+    split.compile(
+        LateScaling(0.1) if optimizer == "late_scaling" else optimizer, LOSSES[loss], metrics=[LOSSES[metric]]
+    )
     mine = slice(smp.dp_rank(), None, smp.dp_size())
     try:
         split.fit(X[mine], Y[mine], batch_size=16 // smp.dp_size(), shuffle=False, verbose=0)

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from tests.smp_tf.whole_batch import own_losses
+from tests.smp_tf.whole_batch import own_losses, own_optimizers
 from tests.smp_tf.whole_batch.own_gradients import USES, Uses, compare
 from tests.smp_tf.whole_batch.own_metrics import metrics, net
 
@@ -37,7 +37,16 @@ def losses(loss: str) -> bool:
     """Whether a loss that is no average over samples trains as in plain Keras."""
     in_float64()
     try:
-        return own_losses.compare(own_losses.LOSSES[loss]) < 1e-12
+        return own_losses.compare((own_losses.LOSSES | own_losses.COMPARING)[loss]) < 1e-12
+    finally:
+        back()
+
+
+def optimizer(name: str) -> bool:
+    """Whether an optimizer's own code makes of all gradients what it makes of them in plain Keras."""
+    in_float64()
+    try:
+        return own_optimizers.compare(own_optimizers.OPTIMIZERS[name]) < 1e-12
     finally:
         back()
 

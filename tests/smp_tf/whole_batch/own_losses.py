@@ -53,6 +53,47 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def in_batch_softmax(y: Any, p: Any) -> Any:
+    """Every sample is told from all others of the batch, as in contrastive training (SimCLR, CLIP)."""
+    logits = tf.matmul(tf.math.l2_normalize(p, -1), tf.math.l2_normalize(y, -1), transpose_b=True) / 0.2
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(p)[0]), logits))
+
+
+def rooted(y: Any, p: Any) -> Any:
+    return tf.sqrt(tf.reduce_mean(tf.square(y - p)))
+
+
+def uncorrelated(y: Any, p: Any) -> Any:
+    """One minus Pearson's correlation over the batch."""
+    a, b = y - tf.reduce_mean(y, 0), p - tf.reduce_mean(p, 0)
+    return 1 - tf.reduce_sum(a * b) / tf.sqrt(tf.reduce_sum(a * a) * tf.reduce_sum(b * b) + 1e-6)
+
+
+def redundant(y: Any, p: Any) -> Any:
+    """Off the diagonal of the correlation of the outputs, as Barlow Twins have it."""
+    a, b = [(v - tf.reduce_mean(v, 0)) / (tf.math.reduce_std(v, 0) + 1e-3) for v in (y, p)]
+    correlation = tf.matmul(a, b, transpose_a=True) / tf.cast(tf.shape(p)[0], p.dtype)
+    return tf.reduce_sum(tf.square(correlation - tf.eye(3, dtype=p.dtype)))
+
+
+def dice(y: Any, p: Any) -> Any:
+    """Of the whole batch, as segmentation has it, where some images hold nothing."""
+    found, wanted = tf.sigmoid(p), tf.cast(y > 0.3, p.dtype)
+    return 1 - (2 * tf.reduce_sum(found * wanted) + 1) / (tf.reduce_sum(found) + tf.reduce_sum(wanted) + 1)
+
+
+def hardest(y: Any, p: Any) -> Any:
+    """The mean of the largest losses of a batch, as online hard example mining has it."""
+    each = tf.reduce_mean(tf.square(y - p), -1)
+    return tf.reduce_mean(tf.sort(each)[-3:])
+
+
+#: Losses that compare samples, or compute something of an average.
+COMPARING: dict[str, Callable[[Any, Any], Any]] = {
+    loss.__name__: loss for loss in (in_batch_softmax, rooted, uncorrelated, redundant, dice, hardest)
+}
+
+
 def net() -> tf_keras.Model:
     return tf_keras.Sequential(
         [
