@@ -67,8 +67,8 @@ def place_tail(
         stage_of: for what only one stage has (gradients, and handles of weights), which; None where all have it.
         wanted: for each result, the stage that needs it; None where all do.
 
-    Raises:
-        UntoldError: something that several stages need cannot be told.
+    Returns:
+        The places. Whether all that is told can be told is another question: `require_told` answers it.
     """
     places: dict[Tensor, TailPlace] = {tensor: TailPlace(stage, 0) for tensor, stage in stage_of.items()}
     for cut in tail.cuts:
@@ -77,12 +77,6 @@ def place_tail(
     told: dict[Tensor, int] = {}
 
     def tell(tensor: Tensor) -> int:
-        kind = graph.type_of(tensor)
-        if kind.dtype not in TOLD_DTYPES or not kind.is_static:
-            raise UntoldError(
-                f"{graph.nodes[tensor.node].name!r} is needed on several stages, and has another type than numbers, or "
-                f"a shape that is open"
-            )
         told[tensor] = places[tensor].round
         return places[tensor].round + 1
 
@@ -106,3 +100,22 @@ def place_tail(
             tell(tensor)
     last = max(told.values(), default=-1)
     return TailPlaces(nodes, tuple(tuple(sorted(t for t, when in told.items() if when == r)) for r in range(last + 1)))
+
+
+def require_told(graph: OpGraph, places: TailPlaces) -> None:
+    """Raises an error unless all that one stage tells to others can be told.
+
+    Args:
+        graph: the whole batch's graph.
+        places: where the nodes of its tail run.
+
+    Raises:
+        UntoldError: the type of a tensor is none of numbers, or its shape is open.
+    """
+    for tensor in (tensor for told in places.told for tensor in told):
+        kind = graph.type_of(tensor)
+        if kind.dtype not in TOLD_DTYPES or not kind.is_static:
+            raise UntoldError(
+                f"{graph.nodes[tensor.node].name!r} is needed on several stages, and has another type than numbers, or "
+                f"a shape that is open"
+            )

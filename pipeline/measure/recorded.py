@@ -231,7 +231,7 @@ class _Step:
         self.edges = {edge.index: edge for edge in program.edges}
         self.end: int | None = None
         self.until = 0
-        self.sum = str(Task(SUM, stage))
+        self.stage, self.sums = stage, 0
         self.open: dict[object, Point] = {}
         self.tasks: list[TaskRun] = []
         self.messages: list[Message] = []
@@ -247,8 +247,12 @@ class _Step:
         begun = self.open.pop(name, None)
         if begun is None:
             return
-        if point.event in (Event.TASK, Event.STEP):
-            self.tasks.append(TaskRun(parse(point.task or self.sum), begun.time_ns, point.time_ns))
+        if point.event is Event.STEP:
+            # The first one goes without a number, as in the list.
+            self.tasks.append(TaskRun(Task(SUM, self.stage, bucket=self.sums or None), begun.time_ns, point.time_ns))
+            self.sums += 1
+        elif point.event is Event.TASK:
+            self.tasks.append(TaskRun(parse(point.task), begun.time_ns, point.time_ns))
         elif point.edge in self.edges:
             task = _transfer(self.edges[point.edge], point)
             self.messages.append(Message(task, point.peer, begun.time_ns, point.time_ns, point.bytes))

@@ -5,7 +5,8 @@ batch ──▶ cut batch ──▶ trace ──▶ agreed plan ──▶ owners
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -36,7 +37,7 @@ from smp_tf.replicas.sums import BucketSums
 from smp_tf.sharding import layouts
 from smp_tf.sharding.receivers import Applied, known_gradients
 from smp_tf.steps.ownership import AgreedReceivers, Ownership, decide_owners
-from smp_tf.steps.trace import StepTrace
+from smp_tf.steps.trace import Examined, StepTrace
 from smp_tf.variables.fetch import WRITER
 from smp_tf.variables.host_offload import device_of_gradients
 
@@ -100,22 +101,24 @@ class AgreedPlan:
 
 
 def unplanned(
-    name: str, known_as: str, traced: StepTrace, batch: CutBatch, local: Iterable[str], *, is_first: bool
+    name: str, known_as: str, examined: Examined, batch: CutBatch, *, is_first: bool
 ) -> Unplanned:
     """Returns a step with the request for its plan.
 
     Args:
         name: of the step function.
         known_as: what it is known by, on all ranks.
-        traced: its trace.
+        examined: the step, traced and looked at.
         batch: how its batch is cut.
-        local: names of the results that stay with the stage that makes them.
         is_first: whether the step has no program yet.
     """
+    traced = examined.traced
     decides = not earlier_steps.are_decided(traced.lowered, traced.graph.used_variables)
     slots = known_slots(traced.models)
-    outputs = local_outputs_of(traced.lowered.results, tuple(local))
+    outputs = local_outputs_of(traced.lowered.results, tuple(examined.local))
     request = request_for(name, traced, batch.microbatches, batch.samples, slots, outputs, decides=decides)
+    once = dataclasses.replace(request.once, stage_sums=request.once.stage_sums + examined.stage_sums)
+    request = dataclasses.replace(request, once=once)
     return Unplanned(name, known_as, traced, batch, request, slots is not None, decides, is_first)
 
 

@@ -8,6 +8,7 @@ program into the graph.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -221,8 +222,8 @@ class Step:
         traced = examined.traced
         xla = runtime.current().config.xla if self._options.jit_compile is None else self._options.jit_compile
         refuse(self.name, traced, batch, of_keras=self._options.of_keras, xla=xla)
-        local = self._options.local_outputs + examined.local
-        step = preparation.unplanned(self.name, self._known_as, traced, batch, local, is_first=is_first)
+        examined = dataclasses.replace(examined, local=self._options.local_outputs + examined.local)
+        step = preparation.unplanned(self.name, self._known_as, examined, batch, is_first=is_first)
         if self._is_whole(step, xla=xla):
             return self._unsplit(arguments, step)
         agreed = preparation.agreed_plan(step)

@@ -127,10 +127,12 @@ class Examined:
     Args:
         traced: its trace, perhaps changed.
         local: the names of the results that stay on the rank that makes them.
+        stage_sums: how often the stages put numbers together for what is computed after the microbatches.
     """
 
     traced: StepTrace
     local: tuple[str, ...] = ()
+    stage_sums: int = 0
 
 
 @dataclass(frozen=True)

@@ -295,10 +295,11 @@ class BatchFunction:
         once = self._once.get(number)
         if is_checked and (once is None or not once.has_gradients):
             check_gradient_uses(self._in_words, traced.lowered.graph)
+        sums = 0 if once is None else once.rounds_of_telling(self._traced[number][0])
         if check is None:
-            return Examined(traced)
+            return Examined(traced, stage_sums=sums)
         self._checks[number] = check
-        return Examined(with_outputs(traced, Handed(KEPT, check.kept)), (KEPT,))
+        return Examined(with_outputs(traced, Handed(KEPT, check.kept)), (KEPT,), sums)
 
     def _weigh(
         self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, rows: SampleRows, retrace: Retrace

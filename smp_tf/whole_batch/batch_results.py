@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from smp_tf.partition.graph.op_graph import VARIABLE, OpGraph, Tensor, TensorTyp
 from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError, OncePerBatch, find_once_per_batch
 from smp_tf.partition.samples.rows_of_any_size import RowsOfAnySize
 from smp_tf.partition.samples.sample_rows import SampleRows
-from smp_tf.partition.samples.tail_places import UntoldError, place_tail
+from smp_tf.partition.samples.tail_places import TailPlaces, UntoldError, place_tail, require_told
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.steps.signatures import NeedsItsSizesError
 from smp_tf.steps.trace import StepTrace
@@ -139,6 +139,26 @@ class BatchResults:
         """Returns whether the gradients for optimizers are computed once per batch, and not by microbatches."""
         return self._gradients is not None
 
+    def rounds_of_telling(self, applies: Sequence[RecordedApply]) -> int:
+        """Returns how often the stages tell each other what each of them has computed of gradients.
+
+        Before a plan is made, nobody knows which weights share a stage. So the number is that for weights which do not.
+        Where all that a result needs is on one stage, it is told less often.
+
+        Args:
+            applies: the calls of `apply_gradients` in the step.
+        """
+        if not self.has_gradients:
+            return 0
+        numbers: dict[int, int] = {}
+
+        def number_of(variable: Any) -> int | None:
+            if store.store_of(variable) is None:
+                return None
+            return numbers.setdefault(id(store.whole_of(variable).handle), len(numbers))
+
+        return len(self._places(applies, number_of).told)
+
     def taken_out(self) -> StepTrace:
         """Returns the step, traced for a microbatch, without what is computed once per batch.
 
@@ -218,26 +238,11 @@ class BatchResults:
         applies: Sequence[RecordedApply],
     ) -> Mapping[str, Sequence[Any]]:
         """Writes this stage's part, where gradients are spread over the stages."""
-        graph, tail, variables = self._whole.lowered.graph, self._chosen.tail, self._whole.lowered.variables
-        assert self._gradients is not None
-        by = self._gradients.variables
-        stage_of: dict[Tensor, int | None] = {tensor: store.stage_of(by[tensor]) for tensor in outputs}
-        for number in tail.nodes:
-            node = graph.nodes[number]
-            if node.op == VARIABLE and node.source is not None and graph.variables[node.source].in_model:
-                stage_of[Tensor(number, 0)] = store.stage_of(variables[node.source])
-        wanted: dict[Tensor, int | None] = {}
-        for call, apply in enumerate(applies):
-            for number, variable in enumerate(apply.variables):
-                for tensor in tail.results.get(applied_name(call, number), ()):
-                    assert isinstance(tensor, Tensor)
-                    stage = store.stage_of(variable)
-                    wanted[tensor] = stage if wanted.get(tensor, stage) == stage else None
-        for name in self._chosen.logs:
-            wanted.update({tensor: None for tensor in tail.results[name] if isinstance(tensor, Tensor)})
+        graph = self._whole.lowered.graph
         gradients = {tensor: output.accumulate() for tensor, output in outputs.items() if output.is_local}
+        places = self._places(applies, store.stage_of)
         try:
-            places = place_tail(graph, tail, stage_of, wanted)
+            require_told(graph, places)
         except UntoldError as error:
             raise StepError(
                 f"{self._step} computes something of the gradients of several stages at once, which cannot be done: "
@@ -255,6 +260,27 @@ class BatchResults:
         return self._tail_graph.write_spread(
             cuts, arguments, gradients, places, runtime.current().topology.stage, _tell
         )
+
+    def _places(self, applies: Sequence[RecordedApply], stage_of_variable: Callable[[Any], int | None]) -> TailPlaces:
+        """Returns which stage computes what, given the stage of each variable; None where all have it."""
+        graph, tail, variables = self._whole.lowered.graph, self._chosen.tail, self._whole.lowered.variables
+        assert self._gradients is not None
+        by = self._gradients.variables
+        stage_of = {tensor: stage_of_variable(by[tensor]) for tensor in tail.gradients}
+        for number in tail.nodes:
+            node = graph.nodes[number]
+            if node.op == VARIABLE and node.source is not None and graph.variables[node.source].in_model:
+                stage_of[Tensor(number, 0)] = stage_of_variable(variables[node.source])
+        wanted: dict[Tensor, int | None] = {}
+        for call, apply in enumerate(applies):
+            for number, variable in enumerate(apply.variables):
+                for tensor in tail.results.get(applied_name(call, number), ()):
+                    assert isinstance(tensor, Tensor)
+                    stage = stage_of_variable(variable)
+                    wanted[tensor] = stage if wanted.get(tensor, stage) == stage else None
+        for name in self._chosen.logs:
+            wanted.update({tensor: None for tensor in tail.results[name] if isinstance(tensor, Tensor)})
+        return place_tail(graph, tail, stage_of, wanted)
 
     def of_metrics(self, results: Any) -> frozenset[str]:
         """Returns the logs that are read from a state, such as a metric's.

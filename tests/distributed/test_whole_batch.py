@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from smp_tf.pipeline.programs.kinds import SUM
+from smp_tf.pipeline.task import Task
+from smp_tf.recording import timeline_file
 from tests.distributed.conftest import LaunchedCase
-from tests.distributed.harness import Case, CaseResult
+from tests.distributed.harness import Case, CaseResult, launch
 from tests.full_only import params
 
 CASES = "tests.distributed.cases.whole_batch"
@@ -23,8 +28,8 @@ def use(name: str, pipeline: str = "interleaved") -> LaunchedCase:
 
 #: By name: what is launched.
 GRADIENTS = [
-    use("in_two_rounds"),
     use("of_all_in_a_row"),
+    use("in_two_rounds"),
     *(use("clipped_and_logged", pipeline) for pipeline in SCHEDULES),
     use("adaptive"),
     LaunchedCase(3, CASES, Case("over three", "gradients", {"use": "in_two_rounds"}, {**STAGES, "partitions": 3})),
@@ -32,9 +37,22 @@ GRADIENTS = [
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("launched", params(GRADIENTS, GRADIENTS[:2]))
+@pytest.mark.parametrize("launched", params(GRADIENTS, GRADIENTS[:1]))
 def test_what_is_made_of_gradients_is_made_of_those_of_all_stages(case_result: CaseResult) -> None:
     assert set(case_result.values()) == {True}
+
+
+@pytest.mark.distributed
+def test_what_stages_tell_each_other_of_gradients_is_in_the_list_of_tasks(tmp_path: Path) -> None:
+    case = Case("recorded", "recorded", {"use": "in_two_rounds", "folder": str(tmp_path)}, STAGES)
+    assert launch(2, CASES, [case])["recorded"].values() == [True, True]
+    for stage, record in enumerate(timeline_file.read([tmp_path])):
+        twice = [Task(SUM, stage), Task(SUM, stage, bucket=1)]
+        for planned in record.programs.values():
+            assert [task for task in planned.planned.ranks[stage] if task.kind is SUM] == twice
+        assert len(record.steps) == 6
+        for step in record.steps:
+            assert [run.task for run in step.tasks if run.task.kind is SUM] == twice
 
 
 @pytest.mark.distributed

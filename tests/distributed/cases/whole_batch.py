@@ -33,6 +33,12 @@ def gradients(use: str) -> bool:
         back()
 
 
+def recorded(use: str, folder: str) -> bool:
+    """As `gradients`; leaves what ran when in a folder."""
+    with smp.timeline(folder):
+        return gradients(use)
+
+
 def losses(loss: str) -> bool:
     """Whether a loss that is no average over samples trains as in plain Keras."""
     in_float64()

@@ -6,7 +6,7 @@ import pytest
 
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 from smp_tf.partition.samples.batch_tail import Tail
-from smp_tf.partition.samples.tail_places import TailPlaces, UntoldError, place_tail
+from smp_tf.partition.samples.tail_places import TailPlaces, UntoldError, place_tail, require_told
 from tests.partition.op_graph_builder import GraphBuilder
 
 
@@ -89,5 +89,7 @@ def test_what_cannot_be_told_is_named(shape: tuple[int | None, ...], dtype: str)
     gradients = builder.add("Placeholder"), builder.add("Placeholder")
     parts = [builder.add("Where", gradient, shape=shape, dtype=dtype) for gradient in gradients]
     graph = builder.graph(builder.add("ConcatV2", *parts, shape=(None,), dtype=dtype))
+    apart, together = (placed(graph, {gradients[0]: 0, gradients[1]: n}, {graph.outputs[0]: 0}) for n in (1, 0))
     with pytest.raises(UntoldError, match="'Where_2' is needed on several stages"):
-        placed(graph, {gradients[0]: 0, gradients[1]: 1}, {graph.outputs[0]: None})
+        require_told(graph, apart)
+    require_told(graph, together)

@@ -67,12 +67,14 @@ def test_updates_belong_to_the_step_before() -> None:
         message(32, Event.SEND, 0, 0, of=NORM),
         message(33, Event.SEND, 0, 0, True, of=NORM),
         step(34, 0, True, of=NORM),
+        step(35, 1, of=NORM),
+        step(37, 1, True, of=NORM),
         task(40, "1APPLY", -1, True),
     ]
     [found] = steps_of(points, {TRAIN: PLANNED}, 1)
     assert found.messages == ()
     assert [(str(run.task), run.begin, run.end) for run in found.tasks] == [
-        ("1REDUCE", 21, 29), ("1APPLY", 30, 40), ("1SUM", 31, 34),
+        ("1REDUCE", 21, 29), ("1APPLY", 30, 40), ("1SUM", 31, 34), ("1SUM1", 35, 37),
     ]  # fmt: skip
     assert found.compute == ()
     assert (found.end, found.until) == (20, 40)

@@ -12,18 +12,41 @@ import tf_keras
 
 import smp_tf as smp
 from smp_tf.whole_batch import batch_results
+from smp_tf.whole_batch.batch_results import BatchResults
 from tests.full_only import params
 from tests.smp_tf.whole_batch.own_gradients import USES, Uses, compare
 
 pytestmark = pytest.mark.large
 
+#: How often stages tell each other what is made of gradients, were each weight on another stage.
+ROUNDS = {
+    "clipped_and_logged": 2,
+    "logged": 1,
+    "clipped_by_value": 0,
+    "scaled_by_the_loss": 0,
+    "adaptive": 0,
+    "in_two_rounds": 2,
+    "signed_roots": 0,
+    "of_all_in_a_row": 1,
+}
+
 
 @pytest.mark.parametrize(
     "use", params(list(USES), ["clipped_and_logged", "adaptive", "in_two_rounds", "of_all_in_a_row"])
 )
-def test_what_is_made_of_gradients_is_made_of_those_of_the_batch(init: Callable[..., None], use: str) -> None:
+def test_what_is_made_of_gradients_is_made_of_those_of_the_batch(
+    init: Callable[..., None], use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     init(microbatches=4)
+    rounds, counted = [], BatchResults.rounds_of_telling
+
+    def noted(results: BatchResults, applies: Any) -> int:
+        rounds.append(counted(results, applies))
+        return rounds[-1]
+
+    monkeypatch.setattr(BatchResults, "rounds_of_telling", noted)
     assert compare(USES[use]) < 1e-12
+    assert set(rounds) == {ROUNDS[use]}
 
 
 @pytest.mark.full
