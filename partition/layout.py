@@ -13,20 +13,10 @@ writes it into a checkpoint, who updates it and who receives its gradient, given
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from smp_tf.partition.spread import (
-    EVERYWHERE,
-    Place,
-    Spread,
-    is_first_at,
-    require_fields,
-    require_numbers,
-    spread_from_json,
-    spread_to_json,
-)
+from smp_tf.partition.spread import EVERYWHERE, Place, Spread, is_first_at, spread_to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +104,6 @@ class Layout:
             "chunk": self.chunk,
             **{name: spread_to_json(spread) for name, spread in spreads.items()},
         }
-
-    @classmethod
-    def from_json(cls, fields: Any) -> Layout:
-        """Returns the layout that `to_json` has given.
-
-        Args:
-            fields: JSON values.
-
-        Raises:
-            PlacementError: the fields are no layout.
-        """
-        require_fields("A layout", fields, [field.name for field in dataclasses.fields(cls)])
-        for name in ("stage", "chunk"):
-            if fields[name] is not None:
-                require_numbers(f"The {name} of a layout", [fields[name]])
-        spreads = {name: spread_from_json(fields[name], name) for name in ("value", "gradient", "slots")}
-        return cls(fields["stage"], fields["chunk"], **spreads)
 
     def __str__(self) -> str:
         where = "no stage" if self.stage is None else f"stage {self.stage}, chunk {self.chunk}"

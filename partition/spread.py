@@ -258,21 +258,21 @@ def spread_from_json(fields: Any, name: str) -> Spread:
     if kind is None:
         raise PlacementError(f"The {name} of a layout is of a kind among {', '.join(_KINDS)}. Received: {fields!r}")
     wanted = dataclasses.fields(kind)
-    require_fields(f"The {name} of a layout", fields, ["kind", *(field.name for field in wanted)])
+    _require_fields(f"The {name} of a layout", fields, ["kind", *(field.name for field in wanted)])
     given = {field.name: fields[field.name] for field in wanted}
     texts = {"axis", "reduction"} & given.keys()
     for text in texts:
         if not isinstance(given[text], str):
             raise PlacementError(f"The {text} of a layout's {name} is a text. Received: {given[text]!r}")
     if "borders" in given:
-        require_numbers(f"The borders of a layout's {name}", given["borders"])
+        _require_numbers(f"The borders of a layout's {name}", given["borders"])
         given["borders"] = tuple(given["borders"])
-    require_numbers(f"The {name} of a layout", [v for key, v in given.items() if key not in {"borders", *texts}])
+    _require_numbers(f"The {name} of a layout", [v for key, v in given.items() if key not in {"borders", *texts}])
     spread: Spread = kind(**given)
     return spread
 
 
-def require_fields(what: str, fields: Any, names: Sequence[str]) -> None:
+def _require_fields(what: str, fields: Any, names: Sequence[str]) -> None:
     """Raises an error unless a JSON value is an object with these fields.
 
     Args:
@@ -287,7 +287,7 @@ def require_fields(what: str, fields: Any, names: Sequence[str]) -> None:
         raise PlacementError(f"{what} has the fields {', '.join(names)}. Received: {fields!r}")
 
 
-def require_numbers(what: str, values: Any) -> None:
+def _require_numbers(what: str, values: Any) -> None:
     """Raises an error unless a JSON value is a list of whole numbers.
 
     Args:

@@ -12,7 +12,15 @@ from smp_tf.partition import layout as layouts
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.layout import Layout
 from smp_tf.partition.mesh import Mesh
-from smp_tf.partition.spread import EVERYWHERE, Partial, SplitOver, Whole, is_first_at
+from smp_tf.partition.spread import (
+    EVERYWHERE,
+    Partial,
+    SplitOver,
+    Whole,
+    is_first_at,
+    spread_from_json,
+    spread_to_json,
+)
 
 TWO_BY_TWO = Mesh(4, 2)
 #: World ranks are, by replica, stage and shard: (0, 0, 0), (0, 0, 1), (0, 1, 0), ...
@@ -104,14 +112,24 @@ def test_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("layout", [*TEXTS.values(), OF_COLUMNS])
-def test_json_gives_the_same_back(layout: Layout) -> None:
-    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+def test_json_gives_the_same_spreads_back(layout: Layout) -> None:
+    for spread in (layout.value, layout.gradient, layout.slots):
+        assert spread_from_json(json.loads(json.dumps(spread_to_json(spread))), "slots") == spread
 
 
-def test_json_is_told_by_kind_and_name() -> None:
-    whole = {"kind": "whole", "axis": "", "at": 0, "of": 1}
-    rows = {"kind": "split", "axis": "D", "dimension": 0, "borders": [0, 49, 100], "keeper": 1}
-    assert OF_ROWS.to_json() == {"stage": 1, "chunk": 3, "value": whole, "gradient": whole, "slots": rows}
+WHOLE = {"kind": "whole", "axis": "", "at": 0, "of": 1}
+ROWS = {"kind": "split", "axis": "D", "dimension": 0, "borders": [0, 49, 100], "keeper": 1}
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields"),
+    [
+        (OF_ROWS, {"stage": 1, "chunk": 3, "value": WHOLE, "gradient": WHOLE, "slots": ROWS}),
+        (Layout(), {"stage": None, "chunk": None, "value": WHOLE, "gradient": WHOLE, "slots": WHOLE}),
+    ],
+)
+def test_json_is_told_by_kind_and_name(layout: Layout, fields: dict[str, Any]) -> None:
+    assert layout.to_json() == fields
 
 
 def test_layouts_are_values() -> None:
@@ -121,8 +139,7 @@ def test_layouts_are_values() -> None:
 
 
 def changed(**changes: Any) -> Any:
-    fields = OF_ROWS.to_json()
-    return {**fields, "slots": {**fields["slots"], **changes}}
+    return spread_from_json({**ROWS, **changes}, "slots")
 
 
 @pytest.mark.parametrize(
@@ -139,14 +156,13 @@ def changed(**changes: Any) -> Any:
             lambda: is_first_at(Partial("D"), {"P": 0, "D": 0, "T": 0}),
             "no value until it is reduced. Received: partial",
         ),
-        (lambda: Layout.from_json([]), "A layout has the fields stage, chunk, value, gradient, slots. Received"),
-        (lambda: Layout.from_json({**PLAIN.to_json(), "stage": "1"}), r"stage of a layout .* whole numbers"),
-        (lambda: Layout.from_json({**PLAIN.to_json(), "slots": None}), "kind among whole, split, partial"),
-        (lambda: Layout.from_json(changed(kind="cut")), "kind among whole, split, partial"),
-        (lambda: Layout.from_json(changed(more=1)), "The slots of a layout has the fields kind, axis, dimension"),
-        (lambda: Layout.from_json(changed(axis=1)), "The axis of a layout's slots is a text. Received: 1"),
-        (lambda: Layout.from_json(changed(borders=[0, 1.5])), r"The borders of a layout's slots .* \[0, 1.5\]"),
-        (lambda: Layout.from_json(changed(keeper=True)), "The slots of a layout must be whole numbers"),
+        (lambda: spread_from_json(None, "slots"), "kind among whole, split, partial"),
+        (lambda: spread_from_json([], "slots"), "kind among whole, split, partial"),
+        (lambda: changed(kind="cut"), "kind among whole, split, partial"),
+        (lambda: changed(more=1), "The slots of a layout has the fields kind, axis, dimension"),
+        (lambda: changed(axis=1), "The axis of a layout's slots is a text. Received: 1"),
+        (lambda: changed(borders=[0, 1.5]), r"The borders of a layout's slots .* \[0, 1.5\]"),
+        (lambda: changed(keeper=True), "The slots of a layout must be whole numbers"),
     ],
 )
 def test_what_is_no_layout_is_told_in_words(make: Any, words: str) -> None:

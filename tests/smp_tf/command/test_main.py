@@ -103,16 +103,16 @@ def test_it_writes_where_every_weight_would_be(script: str, tmp_path: Path, caps
     assert run(f"{script}:build", *sizes, "--layouts", str(made)) == 0
     said = json.loads(made.read_text())
     assert (said["partitions"], said["replicas"]) == (2, 2)
-    found = {name: Layout.from_json(fields) for name, fields in said["layouts"].items()}
     # Two layers on each stage, and the slots of each layer on one of the replicas.
-    assert found == {
+    wanted = {
         f"d{n}/{part}": Layout(n // 2, n // 2, gradient=Whole("D", n % 2, 2), slots=Whole("D", n % 2, 2))
         for n in range(4)
         for part in ("kernel", "bias")
     }
+    assert said["layouts"] == {name: layout.to_json() for name, layout in wanted.items()}
     text = tmp_path / "layouts.txt"
     assert run(f"{script}:build", *sizes, "--layouts", str(text)) == 0
-    assert text.read_text().splitlines() == [f"{name}: {layout}" for name, layout in found.items()]
+    assert text.read_text().splitlines() == [f"{name}: {layout}" for name, layout in wanted.items()]
     assert f"wrote {text}" in capsys.readouterr().err
 
 
