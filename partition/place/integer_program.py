@@ -268,7 +268,7 @@ class IntegerProgram:
 
 
 def _unit(loads: Sequence[Sequence[tuple[float, Any]]]) -> float:
-    """Returns what the integer 1 stands for, such that the whole of each kind of cost is at most `_WHOLE`."""
+    """Returns what the integer 1 stands for, so that each kind of cost is at most `_WHOLE` in all."""
     whole = sum(size for load in loads for size, _ in load)
     return whole / _WHOLE if whole else 1.0
 

@@ -61,7 +61,7 @@ class _Asked:
 
     Args:
         chain: the units in topological order, their costs, and the stages that are given.
-        pairs: pairs of units, the second of which needs something of the first.
+        pairs: pairs of units. The second one needs something of the first.
         objective: "speed" or "memory".
         microbatches: per step.
         ranks: how these differ, and what they may need.
@@ -122,7 +122,7 @@ def place(
 
     Args:
         chain: the units in topological order, their costs, and the stages that are given.
-        needs: pairs of units, the second of which needs something of the first.
+        needs: pairs of units. The second one needs something of the first.
         stages: number of stages.
         objective: "speed": the seconds of a step; "memory": the bytes of the fullest stage.
         microbatches: per step.

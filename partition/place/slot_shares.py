@@ -233,7 +233,7 @@ def _count_to_cut(
 
 
 def _borders(cut: Sequence[Sized], kept: Sequence[float]) -> list[tuple[int, ...]]:
-    """Returns the rows at which one replica's part ends and the next one's begins, such that all keep equally much.
+    """Returns the rows at which one replica's part ends and the next one's begins, so that all keep equally much.
 
     Args:
         cut: the variables.

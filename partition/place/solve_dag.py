@@ -42,7 +42,7 @@ class DagProblem:
 
     Args:
         chain: the units with their costs, and the stages that are given.
-        needs: pairs of units, the second of which needs something of the first.
+        needs: pairs of units. The second one needs something of the first.
         stages: number of stages.
         objective: "speed": least sum(c) + (microbatches - 1) max(c) over the stages' times c; "memory": least bytes on
             the fullest stage.

@@ -77,7 +77,7 @@ class StageLimits:
 
     Args:
         chain: the units in topological order, with their costs.
-        needs: pairs of units, the second of which needs something of the first.
+        needs: pairs of units. The second one needs something of the first.
         in_flight: microbatches whose stash each stage holds.
         ranks: how these differ, and the bytes that they may need.
         objective: what is limited: "memory", the bytes of a stage, or "speed", its seconds of compute.

@@ -209,8 +209,8 @@ class SampleRows:
             return Content(rows=only, samples=True, random=only is None)
         random = any(c.random for c in given)
         if node.call:
-            # For layers, everything that holds samples is taken as it is, but for what a layer makes for itself alone
-            # of its samples and of a number that it has computed of all of them, as for a metric.
+            # What a layer gives holds rows where it holds samples. There is one exception: a tensor that only the layer
+            # itself uses, made of a number that it has computed of all samples, as for a metric.
             is_rows = only is not None and (samples or weights) and not self._is_mixed_within(number, tensor, given)
             return Content(only if is_rows else None, samples or is_rows, weights, gradients, random and not is_rows)
         rows = 0 if samples and not gradients and self._keeps_rows(node, tensor, given) else None

@@ -1,8 +1,8 @@
 """A segment of an op graph as a TensorFlow GraphDef, ready to be imported into a function.
 
 TensorFlow's constant folding reuses the node of a product for another product, so that constants are multiplied first.
-An op that waited for that node then waits for nothing. Gradients are written such that ops which do not need the
-gradient of the output still wait for it, so that their results are not in memory from the begin of backward on:
+An op that waited for that node then waits for nothing. In a gradient function, ops that do not need the gradient of the
+output wait for it all the same. Else their results would be in memory from the begin of backward on:
 
     dy ─▶ Mul ─▶ Mul(c) ─▶ Mul ─▶ dx            dy ─▶ Mul(y) ─▶ Mul ─▶ dx
           ┊                ▲              is                    ▲             and Exp of all layers are there at once

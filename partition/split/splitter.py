@@ -322,6 +322,6 @@ class _Splitter:
         return node.op in _READERS and self._is_remote(key, node.reads)
 
     def _is_use(self, key: Visit, number: int) -> bool:
-        """Returns whether a node reads a variable of this stage of which ranks have parts."""
+        """Returns whether a node reads a variable of this stage whose parts are on several ranks."""
         node = self.graph.nodes[number]
         return node.op in _READERS and not self.gathered.isdisjoint(node.reads) and not self._reads_remote(key, number)

@@ -1,4 +1,4 @@
-"""Counts for how many microbatches a program keeps activations, and of which chunks.
+"""Counts the microbatches whose activations a program keeps, by chunk.
 
 A chunk keeps the activations of a microbatch from its F until its B is done or, where backward is in two pieces, its W:
 

@@ -97,10 +97,10 @@ class Accumulator:
         return op
 
     def _nothing(self) -> tf.Tensor:
-        # Of a shape that is captured: while the graph is traced that is a constant, and in the function made of it an
-        # argument. TensorFlow's optimizer (seen in 2.21) holds all values that are assigned to one handle for equal in
-        # shape; a [0] written in the function, one constant for all sums to it, would make it take the shapes of
-        # different sums for each other: clip_by_norm then loses its reduction.
+        # Its shape is captured. While the graph is traced that is a constant, and in the function made of it an
+        # argument. A [0] written in the function would be one constant for all sums. TensorFlow's optimizer (seen in
+        # 2.21) takes all values that are assigned to one handle to be equal in shape. So it would take the shapes of
+        # different sums for each other, and clip_by_norm would lose its reduction.
         with on_device(self._device):
             empty = tf_internals.capture(tf_internals.current_graph(), self._empty)
             return self._add_op("Empty", [empty], self._dtype, dtype=_type(self._dtype), init=_truth(False))

@@ -26,7 +26,7 @@ SumSparse = Callable[[Bucket, Sequence[list[tf.Tensor]], tf.Tensor], None]
 
 @dataclass(frozen=True)
 class CallersPart:
-    """What writes the tasks of which the caller of the program alone knows what they are made of.
+    """Writes the tasks whose content only the caller of the program knows.
 
     Each writes ops into the graph, given the number of the step. It is None where the list has no such task.
 
@@ -35,8 +35,8 @@ class CallersPart:
             where it reads variables, and returns the ops that have to run before variables change.
         check: writes the check of the batch.
         sum_sparse: writes the sum of a sparse gradient over the replicas.
-        gather: gives the whole value of a variable of which ranks have parts, by its index, for one use. Every use
-            asks anew, where its task comes in the list; the ops must not be merged over uses.
+        gather: takes the index of a variable whose parts are on several ranks, and gives its whole value for one use.
+            Every use asks anew, where its task comes in the list. The ops must not be merged over uses.
     """
 
     weigh: Callable[[tf.Tensor], Sequence[tf.Operation]] | None = None
@@ -56,7 +56,7 @@ class Emission:
         seed: returns the random seed of microbatch m.
         weights: weight of each microbatch in sums, where the program is weighted.
         step: number of the step.
-        callers: writes the tasks of which the caller alone knows what they are made of.
+        callers: writes the tasks whose content only the caller knows.
         values: tensors that compute tasks made and RECVs brought, by tensor and microbatch.
         remote: values of other stages' variables, by index.
         seeds: seeds of the microbatches that needed one.
@@ -153,7 +153,7 @@ class Emission:
         return self.values[tensor, microbatch]
 
     def whole_value(self, variable: int) -> tf.Tensor:
-        """Returns the whole value of a variable of which ranks have parts, brought together now, for one use of it."""
+        """Returns the whole value of a variable whose parts are on several ranks, brought together now for one use."""
         assert self.callers.gather is not None
         with tf.control_dependencies(self.after()):
             return self.callers.gather(variable)

@@ -69,7 +69,7 @@ def emit(
         captures: the outside tensors of CAPTURE nodes.
         seed: returns the random seed of microbatch m, int64[2].
         weights: weight of each microbatch in sums (scalars), where the program is weighted.
-        callers: writes the tasks of which the caller alone knows what they are made of; None where the list has none.
+        callers: writes the tasks whose content only the caller knows; None where the list has none.
 
     Returns:
         The outputs that this rank has.

@@ -1,4 +1,4 @@
-"""The sums over the microbatches that a stage makes: of which tensors, on which device, and what is kept besides."""
+"""The sums over the microbatches that a stage makes: which tensors it adds up, on which device, and what it keeps."""
 
 from __future__ import annotations
 

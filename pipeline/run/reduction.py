@@ -163,7 +163,7 @@ def plan_sparse_buckets(
         stage: which stage.
         sparse: the positions of the parts of each sparse gradient that the step returns.
         first: number of the first of these buckets.
-        summed: tensors of which the stage has only the sum.
+        summed: tensors that the stage keeps only the sum of.
     """
     makers, brought = _makers(split, stage, lambda transfer: not transfer.once_per_step)
     found: list[Bucket] = []

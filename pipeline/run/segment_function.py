@@ -1,9 +1,9 @@
 """Makes a segment a TensorFlow function, which is traced once and called once per microbatch.
 
-The function takes what the segment needs from outside as arguments (microbatch slices, received tensors, stash,
-captured tensors, the seed, values of variables: of those of other stages, and of those of which this stage's ranks have
-parts, for each use). Handles of the other variables of its stage are captured. A tensor that is only summed over the
-microbatches is added to its sum within the function, and not returned.
+The function takes what the segment needs from outside as arguments: microbatch slices, received tensors, stash,
+captured tensors, the seed, and values of variables. These are variables of other stages, and for each use those whose
+parts are on several ranks of this stage. Handles of the other variables of its stage are captured. A tensor that is
+only summed over the microbatches is added to its sum within the function, and not returned.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Signature:
     Args:
         arguments: the tensors to pass: those of source nodes, then the segment's inputs.
         remote_values: variables of other stages, whose value is passed after them.
-        uses: nodes that read a variable of which ranks have parts; its whole value is passed for each, after those.
+        uses: nodes that read a variable whose parts are on several ranks. Its whole value is passed for each, then.
         is_weighted: whether the weight (a float64 scalar) of what the function adds to sums is passed after them.
         has_step: whether the number of the step is passed last, as it is where the function gives sums early.
     """

@@ -92,7 +92,7 @@ class StepOutput:
         """Returns the values, one tensor per microbatch, in order.
 
         Raises:
-            StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
+            StepError: the value stays on another rank, or is a gradient, and only its sum was kept.
         """
         if self._values is not None:
             return [self._marked(value) for value in self._values]
@@ -180,7 +180,7 @@ class StepOutput:
             a gradient that another rank has.
 
         Raises:
-            StepError: the value stays on another rank, or is a gradient of which only the weighted sum was kept.
+            StepError: the value stays on another rank, or is a gradient, and only its weighted sum was kept.
 
         Example:
             >>> correct = predict(images, labels)["correct"].reduce_sum()
@@ -202,7 +202,7 @@ class StepOutput:
             slices (`tf.IndexedSlices`) become slices of the joined tensor.
 
         Raises:
-            StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
+            StepError: the value stays on another rank, or is a gradient, and only its sum was kept.
 
         Example:
             >>> predict(images, labels)["classes"].concat().shape
@@ -224,7 +224,7 @@ class StepOutput:
             The result of `concat`.
 
         Raises:
-            StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
+            StepError: the value stays on another rank, or is a gradient, and only its sum was kept.
 
         Example:
             >>> predictions = predict(images, labels)["classes"].merge()
@@ -241,7 +241,7 @@ class StepOutput:
             become a `tf.SparseTensor`, since slices have no axis before that of their rows.
 
         Raises:
-            StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
+            StepError: the value stays on another rank, or is a gradient, and only its sum was kept.
 
         Example:
             >>> gradients, loss = forward_backward(images, labels)

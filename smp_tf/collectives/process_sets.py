@@ -48,7 +48,7 @@ def world() -> World:
     return World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
 
-class Arrivals(Protocol):
+class Attendance(Protocol):
     """Knows which ranks have come to the start of a job."""
 
     def lost(self) -> Sequence[str]:
@@ -59,7 +59,7 @@ class Watch(Protocol):
     """Is told that Horovod's start waits for other ranks."""
 
     @property
-    def arrivals(self) -> Arrivals:
+    def arrivals(self) -> Attendance:
         """Returns the object that knows who has come."""
 
     def await_those_missing(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smp_tf.partition.plan.plan_file import PlanFile
 
 
-class ProcessSets(Protocol):
+class Groups(Protocol):
     """The groups of this rank in which collectives run. A group of one has none."""
 
     @property
@@ -49,7 +49,7 @@ class Runtime:
     given: Config
     config: Config
     topology: Topology
-    process_sets: ProcessSets
+    process_sets: Groups
     seed: int
     transport: Transport | None
     control: ControlChannel

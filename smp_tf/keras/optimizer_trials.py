@@ -44,7 +44,7 @@ def slots_of(optimizer: Any) -> float | None:
             variable = tf.Variable(tf.zeros([_SIDE, _SIDE]))
             adapter.slots().make_slots(copy, [variable])
     except Exception:
-        # It is a user's class, of which anything may be expected.
+        # It is a user's class, and may do anything.
         return None
     found = adapter.slots().variables_of(copy)
     optimizer_reports.forget(copy)
@@ -79,7 +79,7 @@ def updates_rows(optimizer: Any) -> bool:
             with tf.init_scope(), tf_internals.kept_trace():
                 _updates_rows[inner] = _makes_the_same_of_rows(inner)
         except Exception:
-            # It is a user's class, of which anything may be expected.
+            # It is a user's class, and may do anything.
             _updates_rows[inner] = False
     return _updates_rows[inner]
 

@@ -80,7 +80,7 @@ class Layers(Protocol):
 
 
 class Slots(Protocol):
-    """What an optimizer keeps: its slots, of which each belongs to a variable, and the rest."""
+    """What an optimizer keeps: its slots, each of one variable, and the rest."""
 
     def is_optimizer(self, value: Any) -> bool:
         """Returns whether something is an optimizer."""

@@ -390,7 +390,7 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         """Returns the present weights, in the order of `weights`.
 
         Returns:
-            With one partition a list of arrays; with several a `ShardedWeights`, of which every rank holds its part.
+            With one partition a list of arrays. With several a `ShardedWeights`: each rank holds its part.
             Making it and giving it to `set_weights` sends nothing. Asking for an element is collective.
 
         Raises:

@@ -110,8 +110,8 @@ def search(
 
     Args:
         model: the model.
-        config: the configuration, of which `optimize` and `memory_limit` count.
-        ranks: number of ranks, all of which are used.
+        config: the configuration; `optimize` and `memory_limit` count.
+        ranks: number of ranks. All are used.
         choices: the partitions, microbatches and schedules to try.
         cluster: the cluster of the ranks; None for processes like this one, on one host.
         progress: takes how many settings are done, of how many, and what is tried next.

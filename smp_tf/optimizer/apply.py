@@ -348,7 +348,7 @@ def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractConte
     for gradient in (gradient for gradient, _ in pairs if gradient is not None):
         made = computed(gradient)
         if made is not None:
-            what: Any = made.behind
+            what: Any = made.ended
         elif isinstance(gradient, tf.IndexedSlices):
             what = gradient.values
         else:

@@ -62,7 +62,7 @@ def _marked(chunk: int, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     for gradient, variable in pairs:
         made = computed(gradient)
         bucket = made.bucket if made is not None else None
-        waits_for = after.setdefault(bucket, [made.behind] if made is not None else [])
+        waits_for = after.setdefault(bucket, [made.ended] if made is not None else [])
         waits_for.append(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
         changed.setdefault(bucket, []).append(variable)
     with contextlib.ExitStack() as together:

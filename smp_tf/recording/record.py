@@ -138,7 +138,7 @@ def check_steps(steps: Any) -> tuple[int, int]:
         steps: the argument of the recording.
 
     Raises:
-        TimelineError: it is not a pair of numbers from 0, of which the first is not above the last.
+        TimelineError: it is no pair of whole numbers from 0, or the first is above the last.
     """
     is_pair = isinstance(steps, Sequence) and len(steps) == 2 and all(type(step) is int for step in steps)
     if not is_pair or not 0 <= steps[0] <= steps[1]:

@@ -29,11 +29,11 @@ class Computed:
     """Where the gradient that a step's graph gives was made.
 
     Args:
-        behind: an op of that graph after which all tasks of the rank have ended, so that its weights may change.
+        ended: an op of that graph after which all tasks of the rank have ended, so that its weights may change.
         bucket: the bucket in which it was averaged over the replicas; None where it was not.
     """
 
-    behind: tf.Operation
+    ended: tf.Operation
     bucket: int | None
 
 
@@ -97,7 +97,7 @@ def mark(value: Any, **what: Any) -> Any:
 def computed(gradient: Any) -> Computed | None:
     """Returns where a gradient was made, if it comes right from a step in the graph that is being traced."""
     found = mark_of(gradient).computed
-    return found if found is not None and found.behind.graph is tf.compat.v1.get_default_graph() else None
+    return found if found is not None and found.ended.graph is tf.compat.v1.get_default_graph() else None
 
 
 def comes_from_a_step(value: Any) -> bool:

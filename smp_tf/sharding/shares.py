@@ -97,7 +97,7 @@ def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
 
     Args:
         optimizer: of Keras.
-        updated: variables, of which this rank stores some.
+        updated: variables. This rank stores some of them.
 
     Raises:
         StepError: the optimizer looks at whole variables now, and has made slots of rows.

@@ -184,7 +184,7 @@ def _watch_steps(job: Job) -> None:
     replica_watch = ReplicaWatch(
         job.transport, replicas, topology.describe, steps.named, job.config.stall_timeout, members=horovod_waits.members
     )
-    job.steps = StepWatch(job.transport, topology.describe, beside=replica_watch.look)
+    job.steps = StepWatch(job.transport, topology.describe, other_look=replica_watch.look)
     job.steps.start()
     # A crash in native code then shows the line of Python where it happened.
     if not faulthandler.is_enabled() and sys.__stderr__ is not None:

@@ -153,7 +153,7 @@ def _with_slots(
     Args:
         earlier: variables whose places are decided. What is decided about their slots is noted.
         new: the decisions of this step, by `id` of the variable's handle.
-        trains: variables of which the step has a gradient, by `id` of their handles.
+        trains: the variables whose gradients the step takes, by `id` of their handles.
     """
     wanted = [(v, stored.layout) for v, stored in earlier] + [(d.variable, d.layout) for d in new.values()]
     layouts = shares.share((v, layout) for v, layout in wanted if id(v.handle) in trains)

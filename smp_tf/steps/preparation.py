@@ -100,9 +100,7 @@ class AgreedPlan:
     expected: Expected | None
 
 
-def unplanned(
-    name: str, known_as: str, examined: Examined, batch: CutBatch, *, is_first: bool
-) -> Unplanned:
+def unplanned(name: str, known_as: str, examined: Examined, batch: CutBatch, *, is_first: bool) -> Unplanned:
     """Returns a step with the request for its plan.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
-class LastTasks(Protocol):
+class SequelWriter(Protocol):
     """Writes what comes after a step, as the last tasks of the step's list where it has them."""
 
     def update(self, write: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class Sequel(Protocol):
     A step that has one updates weights within it. A script's own loop does so after the step.
     """
 
-    def __call__(self, results: Any, tensors: Sequence[Any], last: LastTasks, /) -> Any:
+    def __call__(self, results: Any, tensors: Sequence[Any], last: SequelWriter, /) -> Any:
         """Returns what the step gives.
 
         Args:

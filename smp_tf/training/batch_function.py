@@ -40,7 +40,7 @@ from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.sharding.receivers import Applied
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.program import SplitProgram
-from smp_tf.steps.sequel import LastTasks
+from smp_tf.steps.sequel import SequelWriter
 from smp_tf.steps.signatures import NeedsItsSizesError
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_outputs
@@ -409,7 +409,7 @@ class BatchFunction:
                 if isinstance(slot, OutputSlot) and slot.spec is None:
                     yield Applied(slot.outputs[0], apply.optimizer, variable)
 
-    def _finish(self, found: Mapping[str, Any], tensors: Sequence[Any], last: LastTasks) -> Any:
+    def _finish(self, found: Mapping[str, Any], tensors: Sequence[Any], last: SequelWriter) -> Any:
         if found["traced"] in self._checks:
             self._checks[found["traced"]].hand_out(found[KEPT])
         results, once = found["results"], self._once.get(found["traced"])

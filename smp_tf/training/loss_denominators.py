@@ -146,7 +146,7 @@ def _depends_on(tensor: tf.Tensor) -> tuple[str | None, dict[tf.Operation, list[
     """Returns what a tensor depends on that is unknown before the step runs: a variable, or random numbers.
 
     Returns:
-        Words for it, or None; and the ops in between, which give shapes of which only the number of samples is unknown.
+        Words for it, or None; and the ops in between which give shapes, where only the number of samples is unknown.
     """
     seen: set[str] = set()
     shapes: dict[tf.Operation, list[int]] = {}

@@ -59,7 +59,7 @@ class StepWatch:
         describe: names a rank for messages.
         interval: seconds between two looks.
         stuck: seconds after which a message that has not come is not merely on its way.
-        beside: another look, at what no message shows. It may raise `RankMismatchError`, too.
+        other_look: looks at what no message shows. It may raise `RankMismatchError`, too.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class StepWatch:
         describe: Callable[[int], str],
         interval: float = INTERVAL,
         stuck: float = STUCK,
-        beside: Callable[[], None] | None = None,
+        other_look: Callable[[], None] | None = None,
     ) -> None:
         self._transport = transport
-        self._beside = beside
+        self._other_look = other_look
         self._describe = describe
         self._interval = interval
         self._stuck = stuck
@@ -90,7 +90,7 @@ class StepWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        looks = [self.look] + ([self._beside] if self._beside is not None else [])
+        looks = [self.look] + ([self._other_look] if self._other_look is not None else [])
         while not self._ending.wait(self._interval):
             for look in looks:
                 try:

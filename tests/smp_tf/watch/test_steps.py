@@ -199,7 +199,7 @@ def test_the_thread_looks_beside_at_what_no_message_shows() -> None:
         raise RankMismatchError("replicas are in different steps")
 
     world = World(status(0, 1, None))
-    looking = StepWatch(world, "rank {}".format, interval=0.01, beside=beside)  # type: ignore[arg-type]
+    looking = StepWatch(world, "rank {}".format, interval=0.01, other_look=beside)  # type: ignore[arg-type]
     looking.start()
     looking._thread.join(20)
     assert world.told == ["replicas are in different steps"]
@@ -218,7 +218,7 @@ def test_a_look_that_fails_is_said_once_and_the_job_goes_on(capsys: pytest.Captu
         raise KeyError("step_seconds\x1b[2J")
 
     world = World({"rank": 0})
-    looking = StepWatch(world, "rank {}".format, interval=0.01, beside=beside)  # type: ignore[arg-type]
+    looking = StepWatch(world, "rank {}".format, interval=0.01, other_look=beside)  # type: ignore[arg-type]
     looking.start()
     assert third.wait(20)
     looking.stop()
