@@ -25,6 +25,8 @@ from smp_tf.partition.samples.sample_rows import Rows
 
 #: Why a result that is made of gradients cannot be computed.
 DEPENDS_ON_GRADIENTS = "it depends on gradients"
+#: Why a result that is made of samples cannot be computed, where none may go into it.
+OF_SAMPLES = "samples go into it, and those of all replicas cannot be joined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def find_tail(
     gradients: Collection[Tensor] = (),
     *,
     begins_at_model: bool = False,
+    of_samples: bool = True,
 ) -> Tail:
     """Finds the tail of a step that gives some of its results.
 
@@ -86,12 +89,13 @@ def find_tail(
         gradients: tensors of `whole` that stand for gradients which will be there for the whole batch.
         begins_at_model: whether cuts are only made where a tensor depends on a model. All else is computed of the
             arguments.
+        of_samples: whether samples may go into it. Otherwise results are made of gradients and weights alone.
 
     Returns:
         The tail of the results that can be computed, and why the others cannot.
     """
     found = {
-        name: _Walk(whole, rows, frozenset(gradients), begins_at_model).back_from(targets)
+        name: _Walk(whole, rows, frozenset(gradients), begins_at_model, of_samples).back_from(targets)
         for name, targets in wanted.items()
     }
     left_out = {name: walk.obstacle for name, walk in found.items() if walk.obstacle is not None}
@@ -148,11 +152,14 @@ def _touched(graph: OpGraph, numbers: Iterable[int]) -> frozenset[int]:
 class _Walk:
     """The way back from one result to where its tail begins."""
 
-    def __init__(self, whole: OpGraph, rows: Rows, gradients: frozenset[Tensor], begins_at_model: bool) -> None:
+    def __init__(
+        self, whole: OpGraph, rows: Rows, gradients: frozenset[Tensor], begins_at_model: bool, of_samples: bool
+    ) -> None:
         self._whole = whole
         self._rows = rows
         self._gradients = gradients
         self._begins_at_model = begins_at_model
+        self._of_samples = of_samples
         self.used: set[Tensor] = set()
         self.nodes: set[int] = set()
         self.cuts: dict[Tensor, Cut] = {}
@@ -179,6 +186,9 @@ class _Walk:
             return ()
         if content.gradients and (node.backward or not self._gradients):
             self.obstacle = DEPENDS_ON_GRADIENTS
+            return ()
+        if not self._of_samples and (node.op == ARGUMENT or content.rows is not None):
+            self.obstacle = OF_SAMPLES
             return ()
         of_weights_alone = content.weights and not content.samples and not content.random
         is_of_a_rank = bool(self._gradients) and (content.gradients or of_weights_alone)

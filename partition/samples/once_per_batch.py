@@ -89,6 +89,8 @@ def find_once_per_batch(
     logs: Mapping[str, tuple[Tensor, Tensor]],
     same: Mapping[int, int],
     uses: GradientUses | None = None,
+    *,
+    of_samples: bool = True,
 ) -> OncePerBatch:
     """Chooses what of a step runs once per batch.
 
@@ -99,6 +101,7 @@ def find_once_per_batch(
         logs: by name, a tensor that the step returns: in `whole` and in `part`.
         same: by index of a variable in `whole`, its index in `part`.
         uses: what the step makes of its gradients, where that is to run once per batch.
+        of_samples: whether samples may go into it. Otherwise it is made of gradients and weights alone.
 
     Returns:
         The choice: as much as can be computed of what microbatches make.
@@ -114,7 +117,7 @@ def find_once_per_batch(
         wanted: dict[str, tuple[Tensor | int, ...]] = {name: (logs[name][0],) for name in logs if name in chosen}
         wanted.update({state_name(index): writers[index] for index in writers if index in states})
         wanted.update({name: (tensor,) for name, (tensor, _) in applied.items()})
-        tail = find_tail(whole, rows, wanted, given)
+        tail = find_tail(whole, rows, wanted, given, of_samples=of_samples)
         for name in applied:
             if name in tail.left_out:
                 raise NotOnceError(tail.left_out[name])

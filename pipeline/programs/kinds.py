@@ -62,6 +62,8 @@ class Phase(enum.Enum):
     STEP = enum.auto()
     #: With the update of weights, after the step.
     UPDATE = enum.auto()
+    #: With what is computed once of the batches of all replicas, after the step and before the update.
+    JOIN = enum.auto()
     #: With what is logged, after the update.
     LOG = enum.auto()
 
@@ -123,6 +125,8 @@ CHECK = Kind("CHECK", Index.BUCKET)
 TELL = Kind("TELL", Index.BUCKET)
 #: Add up those of all stages.
 SUM = Kind("SUM", Index.BUCKET)
+#: Bring together what the replicas have made of their samples.
+JOIN = Kind("JOIN", Index.BUCKET)
 #: Average over replicas what a loop logs of a batch.
 LOG = Kind("LOG", Index.BUCKET)
 
@@ -204,6 +208,10 @@ KINDS: dict[Kind, Row] = {
     SUM: Row(
         of_stage_sum, once, "reduce", "#cc79a7", "sum: norms and checks over stages",
         phase=Phase.UPDATE, price=Prices.of_sum,
+    ),
+    JOIN: Row(
+        Places.of_gradients, once, "other", "#cc79a7", "join: what is made of samples, of all replicas",
+        busy=Busy.LINE, phase=Phase.JOIN, price=Prices.of_weigh,
     ),
     LOG: Row(
         Places.of_gradients, once, "other", "#cc79a7", "log: what is logged of a batch, over replicas",

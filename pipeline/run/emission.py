@@ -68,6 +68,8 @@ class Emission:
         averages: ops that have to run before the step ends.
         last_compute: what the next compute task comes after; None while there is none.
         update: lets the optimizer write its update of all weights; None where that is done, or not this program's.
+        join: brings together what the replicas have made of their samples.
+        joined: what came of it.
         log: writes the average over the replicas of what is logged of a batch.
         logged: what came of it.
     """
@@ -90,6 +92,8 @@ class Emission:
     averages: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
     update: Callable[[], None] | None = None
+    join: Callable[[], Any] | None = None
+    joined: Any = None
     log: Callable[[], Any] | None = None
     logged: Any = None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from smp_tf.ops import send_recv
-from smp_tf.pipeline.programs.kinds import APPLY, CHECK, LOG, REDUCE, SUM, TELL, WEIGH
+from smp_tf.pipeline.programs.kinds import APPLY, CHECK, JOIN, LOG, REDUCE, SUM, TELL, WEIGH
 from smp_tf.pipeline.run.emission import Emission
 from smp_tf.pipeline.run.marks import begin_reduce, begin_task, end_reduce, end_task
 from smp_tf.pipeline.task import Kind, Task
@@ -167,6 +167,13 @@ def emit_update(emission: Emission, task: Task) -> None:
         update()
 
 
+def emit_join(emission: Emission, task: Task) -> None:
+    """Writes what brings together the samples of all replicas, which comes after the step and before its update."""
+    assert emission.join is not None
+    with tf.name_scope(str(task)):
+        emission.joined = emission.join()
+
+
 def emit_log(emission: Emission, task: Task) -> None:
     """Writes the average over the replicas of what is logged, which comes after the step."""
     assert emission.log is not None
@@ -188,5 +195,6 @@ EMITTERS: dict[Kind, Emitter] = {
     TELL: emit_update,
     SUM: emit_update,
     APPLY: emit_update,
+    JOIN: emit_join,
     LOG: emit_log,
 }

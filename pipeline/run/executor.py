@@ -123,6 +123,20 @@ class LastTasks:
             # A rank that updates nothing has none of these tasks, and its optimizer counts the step all the same.
             write()
 
+    def join(self, write: Callable[[], Any]) -> Any:
+        """Writes what brings together the samples of all replicas, and returns it.
+
+        Args:
+            write: writes it.
+        """
+        tasks = [task for task in self._emission.program.tasks if KINDS[task.kind].phase is Phase.JOIN]
+        if not tasks:
+            return write()
+        self._emission.join = write
+        for task in tasks:
+            EMITTERS[task.kind](self._emission, task)
+        return self._emission.joined
+
     def log(self, write: Callable[[], Any]) -> Any:
         """Writes the average over the replicas of what is logged, and returns it.
 

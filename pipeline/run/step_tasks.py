@@ -12,7 +12,7 @@ from smp_tf.partition.split.split import Split
 from smp_tf.partition.units.cost import node_seconds
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.input_checks import add_input_checks
-from smp_tf.pipeline.programs.logs import add_logs
+from smp_tf.pipeline.programs.logs import add_joins, add_logs
 from smp_tf.pipeline.programs.reductions import add_reductions, check_replicas
 from smp_tf.pipeline.programs.updates import add_updates
 from smp_tf.pipeline.programs.weights_of_replicas import add_weights_of_replicas
@@ -45,6 +45,7 @@ class StageTasks:
         updates: how weights are updated; None where the step has no gradients.
         weighs: whether replicas add up how much their gradients count.
         checks_inputs: whether the ranks of a replica compare their batches.
+        joins: whether replicas bring together what they have made of their samples.
         logs: whether what is logged of a batch is averaged over the replicas in the graph of the step.
         gives_early: whether the last task gives sums before it ends. What XLA compiles does not.
     """
@@ -53,6 +54,7 @@ class StageTasks:
     updates: Updates | None = None
     weighs: bool = False
     checks_inputs: bool = False
+    joins: bool = False
     logs: bool = False
     gives_early: bool = True
 
@@ -146,6 +148,8 @@ def add_stage_tasks(
         program = add_input_checks(program)
     if tasks.weighs:
         program = add_weights_of_replicas(program)
+    if tasks.joins:
+        program = add_joins(program)
     if tasks.updates is not None:
         numbers = _updated_together(split, buckets) if averaging is not None else _trained_by(split)
         program = add_updates(program, numbers, stage_sums=tasks.updates.stage_sums, by_script=tasks.updates.by_script)

@@ -89,6 +89,7 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         object.__setattr__(model, "_smp_store", VariableStore(cls.__name__))
         # The logs of its last batch that were results of metrics.
         object.__setattr__(model, "_smp_logs_of_metrics", frozenset())
+        object.__setattr__(model, "_smp_states_of_all", frozenset())
         return model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -225,7 +226,7 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         if not tf.executing_eagerly():
             traced: dict[str, Any] = super().get_metrics_result()
             return traced
-        with summed_states(self.metrics):
+        with summed_states(self.metrics, self._smp_states_of_all):
             summed: dict[str, Any] = super().get_metrics_result()
         return summed
 

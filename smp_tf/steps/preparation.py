@@ -212,6 +212,7 @@ def stage_program(
     *,
     keeps_gradients: bool,
     by_script: bool,
+    joins: bool,
     logs: bool,
     xla: bool,
 ) -> StageProgram:
@@ -223,6 +224,7 @@ def stage_program(
         owned: which variables this rank has, and who receives their gradients.
         keeps_gradients: whether gradients are kept for each microbatch besides their sum.
         by_script: whether the script updates weights, after the step.
+        joins: whether samples of all replicas are brought together after the step.
         logs: whether what comes after the step averages over the replicas what it logs of a batch.
         xla: whether to compile the functions with XLA, where XLA can.
     """
@@ -235,6 +237,7 @@ def stage_program(
         Updates(step.request.once.stage_sums, by_script) if is_trained else None,
         weighs=weighs,
         checks_inputs=config.check_inputs and bool(step.batch.arguments),
+        joins=joins,
         logs=logs and topology.replicas > 1,
         gives_early=not xla,
     )

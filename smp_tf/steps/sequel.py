@@ -12,6 +12,9 @@ class SequelWriter(Protocol):
     def update(self, write: Callable[[], None]) -> None:
         """Writes the update of weights, given what lets the optimizers write theirs."""
 
+    def join(self, write: Callable[[], Any]) -> Any:
+        """Writes what brings together the samples of all replicas, and returns it."""
+
     def log(self, write: Callable[[], Any]) -> Any:
         """Writes the average over the replicas of what is logged, and returns it."""
 
@@ -38,6 +41,10 @@ class WithoutTasks:
     def update(self, write: Callable[[], None]) -> None:
         """Writes the update of weights."""
         write()
+
+    def join(self, write: Callable[[], Any]) -> Any:
+        """Writes what is joined, and returns it."""
+        return write()
 
     def log(self, write: Callable[[], Any]) -> Any:
         """Writes what is logged, and returns it."""

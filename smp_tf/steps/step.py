@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -86,6 +86,8 @@ class Step:
         self._known_as = ""
         self._receivers = AgreedReceivers(self.name)
         self._signatures: Signatures
+        #: What a program is for besides the types of its arguments, such as a number of samples of all replicas.
+        self.also: Hashable = None
         options.check(self._signature, self.name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -144,7 +146,7 @@ class Step:
                 f"return the gradients from it."
             )
         arguments = self._sort(args, kwargs)
-        key = arguments.key
+        key = arguments.key, self.also
         program = self._programs.get(key)
         if program is None:
             self._begin_job()
@@ -194,7 +196,8 @@ class Step:
         settled = self._signatures.arguments_for_program(arguments, planned, batch)
         if settled is arguments:
             return self._prepare(arguments)
-        if settled.key not in self._programs:
+        key = settled.key, self.also
+        if key not in self._programs:
             try:
                 traced = self._trace(
                     settled, [microbatch_spec(argument, None) for argument in with_pieces(planned, wanted)]
@@ -204,11 +207,11 @@ class Step:
                 self._signatures.needs_its_sizes(settled, error)
                 return self._prepare(arguments)
             try:
-                self._programs[settled.key] = self._prepare(settled, traced)
+                self._programs[key] = self._prepare(settled, traced)
             except NeedsItsSizesError as error:
                 self._signatures.needs_its_sizes(settled, error)
                 return self._prepare(arguments)
-        return self._programs[settled.key]
+        return self._programs[key]
 
     def _prepare(self, arguments: Arguments, traced: StepTrace | None = None) -> SplitProgram | UnsplitProgram:
         """Goes the whole way from the function to this rank's program, for one signature. It may be traced already."""
@@ -236,6 +239,7 @@ class Step:
             owned,
             keeps_gradients=keeps,
             by_script=self._then is None,
+            joins=examined.joins,
             logs=self._options.logs_over_replicas,
             xla=xla,
         )

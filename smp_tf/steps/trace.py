@@ -128,11 +128,13 @@ class Examined:
         traced: its trace, perhaps changed.
         local: the names of the results that stay on the rank that makes them.
         stage_sums: how often the stages put numbers together for what is computed after the microbatches.
+        joins: whether samples of all replicas are brought together after it.
     """
 
     traced: StepTrace
     local: tuple[str, ...] = ()
     stage_sums: int = 0
+    joins: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.announce import announce
 from smp_tf.batch.microbatches import count_samples, sizes_of
-from smp_tf.errors import RankMismatchError, StepError
+from smp_tf.errors import StepError
 from smp_tf.job import exchange, runtime
 from smp_tf.loss_check.check import (
     BothTraces,
@@ -32,8 +33,6 @@ from smp_tf.loss_check.check import (
 from smp_tf.optimizer.recorded_apply import ApplyRecorder, RecordedApply
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
-from smp_tf.partition.samples.gradient_uses import meets_states, nonlinear_uses
-from smp_tf.partition.samples.once_per_batch import NotOnceError
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.partition.trace.lower import OutputSlot
@@ -46,8 +45,17 @@ from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_outputs
 from smp_tf.training import logs
 from smp_tf.training.loss_denominators import Denominators, Totals
+from smp_tf.training.once_per_batch import (
+    BatchTraces,
+    TracedStep,
+    once_over_replicas,
+    once_per_batch,
+    written_states,
+)
+from smp_tf.training.replica_batches import ReplicaBatches, SizesOfReplicas, composite_parts, samples_of
+from smp_tf.training.replica_states import ReplicaStates
 from smp_tf.training.weighed_losses import OUTPUTS, WeighedError, WeighedStep, replaced_losses
-from smp_tf.whole_batch.batch_results import BatchResults, gradients_of, sample_rows
+from smp_tf.whole_batch.batch_results import BatchResults, sample_rows
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
@@ -81,14 +89,18 @@ class BatchFunction:
         self._checks: dict[int, LossCheck] = {}
         self._once: dict[int, BatchResults] = {}
         self._sizes: list[int] = []
-        self._has_composites = False
-        self._asked = 0
+        self._composites: set[int] = set()
         self._of_metrics: dict[int, frozenset[str]] = {}
         #: Samples of this replica so far.
         self.samples = 0
         #: The plan of the step that ran last; None where the step is not split.
         self.plan: Plan | None = None
         self._in_words = f"{method} of model {model.name!r}"
+        self._batches = ReplicaBatches(self._over_replicas)
+        self._states = ReplicaStates(self._in_words)
+        # Whether replicas have told each other what a new program computes once per batch.
+        self._has_agreed = False
+        self._sets = SizesOfReplicas()
         one_microbatch = self._one_microbatch
         self._step = self._step_of(lambda data: one_microbatch(data))
         #: The step that is given the coefficients of losses, once a loss is found that needs them.
@@ -123,8 +135,11 @@ class BatchFunction:
         several = self._model.steps_per_execution
         results = []
         for _ in range(1 if several is None else int(several.numpy())):
-            batch = self._next(iterator)
-            self._sizes = self._sizes_of_replicas(batch)
+            found = self._batches.next(iterator)
+            batch, self._sizes = found.batch, found.sizes
+            if not found.is_alike:
+                self._part_replicas("their batches differ in more than the number of samples")
+            self._step.also = self._sets.own(self._sizes) if self._joins_replicas else None
             program, tensors = self._program_for(batch)
             self._tell_totals(program, tensors)
             traced = program.lowered.results["traced"]
@@ -134,7 +149,8 @@ class BatchFunction:
             self.plan = program.plan if isinstance(program, SplitProgram) else None
             of_metrics = self._of_metrics.get(program.lowered.results["traced"], frozenset())
             object.__setattr__(self._model, "_smp_logs_of_metrics", of_metrics)
-            self.samples += _samples(batch)
+            object.__setattr__(self._model, "_smp_states_of_all", self._states.held)
+            self.samples += samples_of(batch)
         return self._over_batches(results)
 
     def _program_for(self, batch: Any) -> tuple[Any, Sequence[Any]]:
@@ -169,7 +185,7 @@ class BatchFunction:
 
     def _coefficients_for(self, batch: Any, numbers: Collection[int]) -> LossCoefficients:
         """Returns the coefficients of the losses, by numbers of their calls, for batches of another structure."""
-        samples, microbatches = _samples(batch), runtime.current().config.microbatches
+        samples, microbatches = samples_of(batch), runtime.current().config.microbatches
         microbatches = min(samples, microbatches)
         of_part, of_whole = GradientCalls(), GradientCalls()
         first = sizes_of(samples, microbatches)[0]
@@ -188,33 +204,6 @@ class BatchFunction:
         with recorder.recording(), noting:
             results = autograph_convert(getattr(self._model, self._method))(data)
         return {"results": results, "gradients": [list(apply.gradients) for apply in recorder.applies]}
-
-    def _next(self, iterator: Any) -> Any:
-        """Returns the next batch, once every replica is known to have one, since their gradients are summed.
-
-        Raises:
-            RankMismatchError: a replica has no more batches, but another one has.
-        """
-        topology = runtime.current().topology
-        if not self._over_replicas or topology.replicas == 1:
-            return next(iterator)
-        batch, end = None, None
-        try:
-            batch = next(iterator)
-        except (StopIteration, tf.errors.OutOfRangeError) as error:
-            end = error
-        self._asked += 1
-        said = exchange.allgather_json(end is None, CommGroup.RDP_GROUP, name=f"batch {self._asked} of the training")
-        if end is not None and not any(said):
-            raise end
-        if not all(said):
-            without = ", ".join(str(replica) for replica, has_one in enumerate(said) if not has_one)
-            raise RankMismatchError(
-                f"The data of replica {without} of {topology.replicas} ended before batch {self._asked} of the "
-                f"training, and others have more. Every replica needs the same number of batches: divide the data with "
-                f"smp.shard_dataset, or give fit steps_per_epoch."
-            )
-        return batch
 
     @property
     def _in_parts(self) -> bool:
@@ -249,13 +238,6 @@ class BatchFunction:
             return results[-1]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *results)
 
-    def _sizes_of_replicas(self, batch: Any) -> list[int]:
-        """Returns the batch's samples on all replicas before a training's first step, and later those on this one."""
-        mine = _samples(batch)
-        if self._traced or not self._joins_replicas or not runtime.current().config.check_losses:
-            return [mine]
-        return list(exchange.allgather_json(mine, CommGroup.RDP_GROUP, name=f"the first batch of {self._in_words}"))
-
     @property
     def _joins_replicas(self) -> bool:
         return self._over_replicas and runtime.current().topology.replicas > 1
@@ -265,41 +247,40 @@ class BatchFunction:
 
         See `whole_batch/batch_results.py` and `loss_check/check.py`.
         """
-        config = runtime.current().config
-        is_checked = bool(config.check_losses)
-        is_once = retrace.microbatches > 1 and not self._joins_replicas
-        is_cut = retrace.microbatches > 1 or self._joins_replicas
-        if self._method == "predict_step" or not is_cut or not (is_checked or is_once):
+        joins, is_first = self._joins_replicas, len(self._traced) == 1
+        is_checked = bool(runtime.current().config.check_losses)
+        if self._method == "predict_step" or not (retrace.microbatches > 1 or joins):
             return Examined(traced)
-        if is_checked and not is_once:
-            check_gradient_uses(self._in_words, traced.lowered.graph)
         if is_checked:
             tell_written_weights(self._in_words, traced.lowered.graph)
-        number = traced.lowered.results["traced"]
-        if self._joins_replicas and len(self._traced) > 1 and self._traced[number][1].is_needed:
-            return Examined(traced)
-        calls = GradientCalls()
+        number, check = traced.lowered.results["traced"], None
+        self._has_agreed = False
+        # Replicas come to another structure one by one. Then each holds its losses against its own batch.
+        checked = self._sizes if is_first or not joins else self._sizes[runtime.current().topology.replica :][:1]
         try:
-            like = self._calls[number]
-            whole = retrace.trace(lambda data, *_: self._whole_batch(data, calls, like), sum(self._sizes))
-            rows = sample_rows(traced, whole, sum(self._sizes))
-            if is_once:
-                self._weigh(traced, whole, calls, rows, retrace)
-                traced = self._once_per_batch(traced, whole, calls, rows, retrace)
-            check = self._check_of(traced, whole, calls, rows) if is_checked else None
+            traces = self._traces(traced, retrace, self._sizes)
+            traced = self._without_once(traces, retrace)
+            if is_checked and (checked is self._sizes or not self._traced[number][1].is_needed):
+                if checked is not self._sizes:
+                    traces = self._traces(traced, retrace, checked)
+                check = self._check_of(traced, traces, checked)
         except (NeedsItsSizesError, WeighedError):
             raise
         except Exception as error:
             tell_unchecked(self._in_words, f"the step cannot be traced for all samples of a batch: {error}")
-            check = None
+            if joins and not self._states.is_apart:
+                self._can_join(None)
         once = self._once.get(number)
+        if joins:
+            self._states.note(once.states if once is not None else [], written_states(traced))
         if is_checked and (once is None or not once.has_gradients):
             check_gradient_uses(self._in_words, traced.lowered.graph)
         sums = 0 if once is None else once.rounds_of_telling(self._traced[number][0])
+        joined = once is not None and once.has_joined_samples
         if check is None:
-            return Examined(traced, stage_sums=sums)
+            return Examined(traced, (), sums, joined)
         self._checks[number] = check
-        return Examined(with_outputs(traced, Handed(KEPT, check.kept)), (KEPT,), sums)
+        return Examined(with_outputs(traced, Handed(KEPT, check.kept)), (KEPT,), sums, joined)
 
     def _weigh(
         self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, rows: SampleRows, retrace: Retrace
@@ -325,45 +306,84 @@ class BatchFunction:
         if found.calls:
             raise WeighedError(found)
 
-    def _once_per_batch(
-        self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, rows: SampleRows, retrace: Retrace
-    ) -> StepTrace:
+    def _traces(self, traced: StepTrace, retrace: Retrace, sizes: Sequence[int]) -> BatchTraces:
+        """Returns the traces of a step for a microbatch, which is there, and for a batch of some samples."""
+        like = self._calls[traced.lowered.results["traced"]]
+
+        def trace(samples: int | None) -> TracedStep:
+            calls = GradientCalls()
+            return TracedStep(retrace.trace(lambda data, *_: self._whole_batch(data, calls, like), samples), calls)
+
+        whole = trace(sum(sizes))
+        rows = sample_rows(traced, whole.trace, sum(sizes))
+        return BatchTraces(self._in_words, TracedStep(traced, like), whole, rows, lambda: trace(None))
+
+    def _without_once(self, traces: BatchTraces, retrace: Retrace) -> StepTrace:
         """Takes out of a step, traced for a microbatch, what is computed once per batch; returns what is left."""
-        number = traced.lowered.results["traced"]
-        like, of_any_size, again = self._calls[number], None, GradientCalls()
-        if retrace.has_any_size:
-            of_any_size = retrace.trace(lambda data, *_: self._whole_batch(data, again, like), None)
-        once = None
-        if nonlinear_uses(traced.lowered.graph) or meets_states(traced.lowered.graph):
-            try:
-                given = (whole, calls) if of_any_size is None else (of_any_size, again)
-                gradients = gradients_of(traced, given[0], like, given[1])
-                once = BatchResults(self._in_words, traced, whole, rows, of_any_size=of_any_size, gradients=gradients)
-            except NotOnceError as error:
-                tell_unchecked(self._in_words, f"what it computes of gradients: {error}")
-        if once is None:
-            once = BatchResults(self._in_words, traced, whole, rows, of_any_size=of_any_size)
+        traced = traces.part.trace
+        if not self._joins_replicas:
+            self._weigh(traced, traces.whole.trace, traces.whole.calls, traces.rows, retrace)
+            once = once_per_batch(traces, is_open=retrace.has_any_size)
+        else:
+            once = self._once_over_replicas(traces)
         if once.is_empty:
             return traced
-        self._once[number] = once
+        self._once[traced.lowered.results["traced"]] = once
         return once.taken_out()
 
-    def _check_of(
-        self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, rows: SampleRows
-    ) -> LossCheck | None:
+    def _once_over_replicas(self, traces: BatchTraces) -> BatchResults:
+        """Returns what is computed once for the batches of all replicas; of gradients alone where these are apart."""
+        is_open, once = self._step.also is None, None
+        if not self._states.is_apart:
+            once = once_over_replicas(traces, self._sets, is_open=is_open, of_samples=True)
+        if once is None or not self._can_join(once):
+            once = once_over_replicas(traces, self._sets, is_open=is_open, of_samples=False)
+        return once
+
+    def _can_join(self, once: BatchResults | None) -> bool:
+        """Returns whether the batches of all replicas can be joined for what is computed once of them."""
+        key = why = None
+        if once is not None and once.joined is not None:
+            key, why = once.joined.key, once.joined.why_not(self._composites)
+        if self._step.also is not None and not self._has_agreed:
+            # All replicas come to such a program together.
+            self._has_agreed = True
+            name = f"what {self._in_words} computes once of batches of {self._sizes} samples"
+            said = exchange.allgather_json(key, CommGroup.RDP_GROUP, name=name)
+            if any(other != said[0] for other in said):
+                why = "their batches differ in size, and their graphs with them"
+            if why is not None:
+                self._part_replicas(why)
+        return why is None
+
+    def _part_replicas(self, why: str) -> None:
+        """Lets each replica compute of its own microbatches, from now on, what is computed once per batch."""
+        if self._states.is_apart:
+            return
+        self._states.is_apart = True
+        announce(
+            f"{self._in_words}: the batches of all replicas are not joined, so metrics and logs are computed for each "
+            f"microbatch and averaged: {why}.",
+            runtime.current().topology.rank,
+        )
+        if self._once:
+            one_microbatch = self._one_microbatch
+            self._step = self._step_of(lambda data: one_microbatch(data))
+
+    def _check_of(self, traced: StepTrace, traces: BatchTraces, sizes: Sequence[int]) -> LossCheck | None:
         """Returns the check of a new program's losses; None where nothing can be checked, which is said."""
-        is_first = len(self._traced) == 1
+        is_first, whole = len(self._traced) == 1, traces.whole
         number = traced.lowered.results["traced"]
         check = LossCheck(
             self._in_words,
-            BothTraces(Numbers(self._calls[number], traced), Numbers(calls, whole), rows),
-            self._sizes,
+            BothTraces(Numbers(self._calls[number], traced), Numbers(whole.calls, whole.trace), traces.rows),
+            sizes,
             joins_replicas=self._joins_replicas and is_first,
             with_states=is_first or not self._joins_replicas,
             key=f"{id(self)}/{number}",
             metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
         )
-        if self._joins_replicas and is_first and not check.can_be_joined(self._has_composites):
+        if self._joins_replicas and is_first and not check.can_be_joined(bool(self._composites)):
             why = "ragged, sparse or text arguments of several replicas, which go into losses, cannot be joined"
             tell_unchecked(self._in_words, why)
             return None
@@ -377,7 +397,7 @@ class BatchFunction:
 
     def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
         """Returns the step for all samples of a batch, as one process computes it, without backward."""
-        self._has_composites = any(isinstance(v, tf.__internal__.CompositeTensor) for v in tf.nest.flatten(data))
+        self._composites = composite_parts(data)
         return self._looked_at(data, calls.left_out(like))
 
     def _one_microbatch(self, data: Any, coefficients: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
@@ -417,7 +437,7 @@ class BatchFunction:
         if once is not None:
             self._of_metrics[found["traced"]] = once.of_metrics(results)
             # Before weights and the optimizer's counters change.
-            written = once.write(found, tensors, applies)
+            written = once.write(found, tensors, applies, last)
             results, given = written.results, written.gradients
         elif isinstance(results, dict):
             self._of_metrics[found["traced"]] = frozenset(
@@ -432,11 +452,6 @@ class BatchFunction:
             name = f"smp_logs_{self._method}"
             return last.log(lambda: logs.average(results, found["samples"].reduce_sum(), name))
         return results
-
-
-def _samples(batch: Any) -> int:
-    first: Any = next(iter(tf.nest.flatten(batch)), None)
-    return int(first.shape[0] or 0) if getattr(first, "shape", None) else 0
 
 
 def _has_rows(value: Any, samples: int) -> bool:

@@ -1,15 +1,17 @@
 """Makes logs the same on all replicas, as one process that sees the batches of all of them would.
 
-At the end of an epoch, and of an evaluation, the states of the metrics (sums and counts) are added over the replicas.
-The results are computed from the sums. This is exact for every metric whose state adds up. Keras demands the same of
-metrics under its own distribution strategies. After a single batch, and for values that are no metric's, replicas are
-averaged by their numbers of samples.
+In a training, metrics are computed once for the batches of all replicas (`whole_batch/joined_tail.py`).
+
+Others are computed on each replica: in an evaluation, and where batches cannot be joined. At its end, and at that of an
+epoch, the states of these metrics (sums and counts) are added over the replicas. The results are computed from the
+sums. This is exact for every metric whose state adds up. Keras demands the same of metrics under its own distribution
+strategies. After a single batch, and for values that are no metric's, replicas are averaged by their samples.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,8 +55,13 @@ def average_now(logs: Mapping[str, Any], samples: int, name: str) -> dict[str, A
 
 
 @contextlib.contextmanager
-def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
-    """Lets metrics hold the sums of their states over all replicas within its context. Every replica enters it."""
+def summed_states(metrics: Sequence[Any], of_all: Container[int] = ()) -> Iterator[None]:
+    """Lets metrics hold the sums of their states over all replicas within its context. Every replica enters it.
+
+    Args:
+        metrics: the metrics.
+        of_all: identities of variables that hold what all replicas have seen.
+    """
     if runtime.current().topology.replicas == 1:
         yield
         return
@@ -63,6 +70,7 @@ def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
         for metric in metrics
         for variable in metric.variables
         if variable.aggregation is tf.VariableAggregation.SUM
+        and id(variable) not in of_all
         and (variable.dtype.is_floating or variable.dtype.is_integer)
     ]
     # Replicas that are still in a training step would wait in Horovod for this one, and this one for them. This tells

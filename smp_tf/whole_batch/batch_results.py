@@ -17,16 +17,21 @@ from smp_tf.gradients.stage_reduction import StageReduction, over_stages
 from smp_tf.job import runtime
 from smp_tf.optimizer.recorded_apply import RecordedApply
 from smp_tf.partition.graph.op_graph import VARIABLE, OpGraph, Tensor, TensorType
-from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError, OncePerBatch, find_once_per_batch
+from smp_tf.partition.samples.once_per_batch import OncePerBatch, find_once_per_batch
 from smp_tf.partition.samples.rows_of_any_size import RowsOfAnySize
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.partition.samples.tail_places import TailPlaces, UntoldError, place_tail, require_told
+from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.partition.trace.lower import OutputSlot
+from smp_tf.replicas.gradient_marks import mark
+from smp_tf.steps.sequel import SequelWriter
 from smp_tf.steps.signatures import NeedsItsSizesError
 from smp_tf.steps.trace import StepTrace
 from smp_tf.variables import store
-from smp_tf.whole_batch.gradient_calls import UNKNOWN_GRADIENT, GradientCalls
+from smp_tf.whole_batch.gradient_calls import UNKNOWN_GRADIENT
+from smp_tf.whole_batch.joined_tail import JoinedTail
 from smp_tf.whole_batch.tail_graph import TailGraph
+from smp_tf.whole_batch.used_gradients import UsedGradients, applied_name
 
 #: The bytes that stages tell each other in every step, from which on a message says so.
 _MANY_BYTES = 1 << 20
@@ -47,19 +52,6 @@ class Log:
     name: str
 
 
-@dataclass(frozen=True, eq=False)
-class UsedGradients:
-    """The gradients of a step.
-
-    Args:
-        uses: what the step makes of them.
-        variables: the variable that a gradient is taken by, by what stands for the gradient in the whole batch's graph.
-    """
-
-    uses: GradientUses
-    variables: Mapping[Tensor, Any]
-
-
 @dataclass(frozen=True)
 class Written:
     """The results that were computed once per batch.
@@ -74,16 +66,6 @@ class Written:
     gradients: list[list[Any]] | None
 
 
-def applied_name(call: int, number: int) -> str:
-    """Returns the name under which a tail gives an optimizer's gradient.
-
-    Args:
-        call: number of the call of `apply_gradients`.
-        number: number of the gradient in the call.
-    """
-    return f"applied {call}/{number}"
-
-
 class BatchResults:
     """The results that a step computes once per batch.
 
@@ -94,6 +76,8 @@ class BatchResults:
         rows: what the tensors of the whole batch's graph are made of.
         of_any_size: the same step, traced without the number of samples, where batches of any size come.
         gradients: its gradients, where its results from them are computed once per batch.
+        over_replicas: whether the batches of all replicas are one batch.
+        of_samples: whether samples may go into them. Otherwise they are made of gradients and weights alone.
 
     Raises:
         NeedsItsSizesError: without the number, the trace has other ops.
@@ -109,6 +93,8 @@ class BatchResults:
         *,
         of_any_size: StepTrace | None = None,
         gradients: UsedGradients | None = None,
+        over_replicas: bool = False,
+        of_samples: bool = True,
     ) -> None:
         self._step = step
         self._part = part
@@ -118,15 +104,21 @@ class BatchResults:
         graph = self._whole.lowered.graph
         logs, same = _alike(part, self._whole)
         if of_any_size is None:
-            self._chosen = find_once_per_batch(rows, graph, part.lowered.graph, logs, same, uses)
+            self._chosen = find_once_per_batch(rows, graph, part.lowered.graph, logs, same, uses, of_samples=of_samples)
         else:
             sized = whole.lowered.graph
             by_name = RowsOfAnySize(rows, sized, graph)
-            self._chosen = find_once_per_batch(by_name, graph, part.lowered.graph, logs, same, uses)
+            self._chosen = find_once_per_batch(
+                by_name, graph, part.lowered.graph, logs, same, uses, of_samples=of_samples
+            )
             if gradients is None:
-                of_one_size = find_once_per_batch(rows, sized, part.lowered.graph, *_alike(part, whole))
+                of_one_size = find_once_per_batch(
+                    rows, sized, part.lowered.graph, *_alike(part, whole), of_samples=of_samples
+                )
                 _require_as_much(self._chosen, graph, of_one_size, sized)
         self._tail_graph = TailGraph(self._whole, self._chosen.tail)
+        #: What the tail begins with over all replicas; None where each has a batch of its own.
+        self.joined = JoinedTail(step, graph, self._chosen.tail, rows) if over_replicas else None
         self._follow_state = {name for name in self._chosen.logs if follows_state(graph, logs[name][0])}
 
     @property
@@ -158,6 +150,16 @@ class BatchResults:
             return numbers.setdefault(id(store.whole_of(variable).handle), len(numbers))
 
         return len(self._places(applies, number_of).told)
+
+    @property
+    def states(self) -> list[Any]:
+        """Returns the variables of the script that are written once per batch."""
+        return [self._whole.lowered.variables[index] for index in sorted(self._chosen.states)]
+
+    @property
+    def has_joined_samples(self) -> bool:
+        """Returns whether samples of all replicas are brought together."""
+        return self.joined is not None and self.joined.has_samples
 
     def taken_out(self) -> StepTrace:
         """Returns the step, traced for a microbatch, without what is computed once per batch.
@@ -193,13 +195,16 @@ class BatchResults:
         lowered = dataclasses.replace(lowered, graph=graph, results=results)
         return StepTrace(self._part.trace, lowered, self._part.models)
 
-    def write(self, found: Mapping[str, Any], tensors: Sequence[Any], applies: Sequence[RecordedApply]) -> Written:
+    def write(
+        self, found: Mapping[str, Any], tensors: Sequence[Any], applies: Sequence[RecordedApply], last: SequelWriter
+    ) -> Written:
         """Writes into the graph, after the microbatches, what is computed once per batch.
 
         Args:
             found: what the step returns, with `StepOutput`s in place of tensors.
             tensors: the step's tensor arguments.
             applies: the calls of `apply_gradients` in the step.
+            last: writes what brings together the samples of all replicas.
 
         Returns:
             What was computed.
@@ -212,6 +217,9 @@ class BatchResults:
         ]
         given = tf.nest.flatten(list(tensors), expand_composites=True)
         arguments = {number: given[number] for number in tail.arguments}
+        joined, own, mine = self.joined, cuts, arguments
+        if joined is not None and joined.has_samples:
+            cuts, arguments = last.join(lambda: joined.inputs(own, mine, found["samples"].reduce_sum()))
         if self.has_gradients:
             outputs = dict(zip(tail.gradients, found[GRADIENTS], strict=True))
             values = self._write_spread(cuts, arguments, outputs, applies)
@@ -225,7 +233,11 @@ class BatchResults:
         return Written(
             results,
             [
-                [values.get(applied_name(call, number), [None])[0] for number in range(len(apply.variables))]
+                # It is made of averages, and so the same on all replicas.
+                [
+                    mark(values.get(applied_name(call, number), [None])[0], spread=EVERYWHERE)
+                    for number in range(len(apply.variables))
+                ]
                 for call, apply in enumerate(applies)
             ],
         )
@@ -322,41 +334,6 @@ def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from named_leaves(part, f"{name}/{number}" if name else str(number))
     else:
         yield name, value
-
-
-def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_whole: GradientCalls) -> UsedGradients:
-    """Returns the gradients of a step, and what the step makes of them.
-
-    Args:
-        part: the step as it is traced for a microbatch. What it gives to optimizers is under "gradients".
-        whole: the same, traced for all samples of a batch, with placeholders for gradients.
-        of_part: the gradients that are taken in `part`.
-        of_whole: the gradients that are taken in `whole`.
-
-    Raises:
-        NotOnceError: the step takes gradients that are no dense tensors.
-    """
-    given: dict[Tensor, Tensor] = {}
-    variables: dict[Tensor, Any] = {}
-    for placeholders, gradients, sources in zip(of_whole.gradients, of_part.gradients, of_part.sources, strict=True):
-        for placeholder, gradient, source in zip(placeholders, gradients, sources, strict=True):
-            if placeholder is None or gradient is None:
-                continue
-            if not isinstance(gradient, tf.Tensor):
-                raise NotOnceError("a gradient is sparse, and is added up over the microbatches in another form")
-            given[whole.tensor_of(placeholder)] = part.tensor_of(gradient)
-            variables[whole.tensor_of(placeholder)] = source
-    applied: dict[str, tuple[Tensor, Tensor]] = {}
-    for call, (ours, theirs) in enumerate(
-        zip(whole.lowered.results["gradients"], part.lowered.results["gradients"], strict=True)
-    ):
-        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            if isinstance(one, OutputSlot) and isinstance(other, OutputSlot):
-                applied[applied_name(call, number)] = (
-                    whole.lowered.graph.outputs[one.outputs[0]],
-                    part.lowered.graph.outputs[other.outputs[0]],
-                )
-    return UsedGradients(GradientUses(given, applied), variables)
 
 
 def _tell(values: Sequence[tuple[Any, TensorType]]) -> list[tf.Tensor]:

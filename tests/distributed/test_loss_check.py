@@ -26,8 +26,6 @@ REFUSED = [
         "has for LateScaling makes something else of the grad",
     ),
     (launched(2, "sum over replicas", REPLICAS, loss="sum"), "as the average over its 2 microbatches. It is the sum"),
-    (launched(2, "metric over replicas", REPLICAS, loss="mean", metric="rooted"), "Its metric '"),
-    (launched(2, "clipped over replicas", REPLICAS, loss="mean", clips=True), "(L2Loss), which is not linear"),
     (launched(4, "mask on a grid", GRID, loss="positives"), "as the average over its 4 microbatches. It is divided by"),
 ]
 

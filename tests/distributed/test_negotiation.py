@@ -61,7 +61,7 @@ def test_all_that_fit_sums_over_replicas_is_a_task() -> None:
         # One of each: the list has all, and each sums something; weights and slots are this replica's own.
         assert found["tasks"][0] == "0WEIGH"
         assert found["tasks"][-2:] == ["0APPLY0", "0LOG"]
-        assert found["named"].keys() == {"0WEIGH", "0REDUCE0", "0LOG"} <= set(found["tasks"])
+        assert found["named"].keys() == {"0WEIGH", "0REDUCE0", "0JOIN", "0LOG"} <= set(found["tasks"])
     for found in results["shared"].values():
         # The norm over the shares, which of one stage is no task, and the weights that replicas give each other.
-        assert found["named"].keys() == {"0WEIGH", "0REDUCE0", "0SUM", "0APPLY", "0LOG"}
+        assert found["named"].keys() == {"0WEIGH", "0REDUCE0", "0SUM", "0JOIN", "0APPLY", "0LOG"}

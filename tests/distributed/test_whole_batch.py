@@ -42,6 +42,37 @@ def test_what_is_made_of_gradients_is_made_of_those_of_all_stages(case_result: C
     assert set(case_result.values()) == {True}
 
 
+REPLICAS = {"partitions": 1, "seed": 1}
+
+
+def over_replicas(name: str, function: str, arguments: dict[str, str], microbatches: int) -> LaunchedCase:
+    """A case on two replicas of one partition."""
+    return LaunchedCase(2, CASES, Case(name, function, arguments, {**REPLICAS, "microbatches": microbatches}))
+
+
+def over_both(name: str, function: str, arguments: dict[str, str], **more: object) -> LaunchedCase:
+    """A case on two replicas of two partitions."""
+    return LaunchedCase(4, CASES, Case(name, function, arguments, {**STAGES, **more}))
+
+
+OF_REPLICAS = [
+    over_replicas("replicas, norm", "gradients", {"use": "clipped_and_logged"}, 3),
+    over_replicas("replicas, one microbatch", "gradients", {"use": "scaled_by_the_loss"}, 1),
+    over_replicas("replicas, all metrics", "history_over_replicas", {}, 3),
+    *(over_replicas(f"replicas, {use}", "gradients", {"use": use}, 2) for use in ("adaptive", "of_all_in_a_row")),
+    over_replicas("replicas, all metrics, one microbatch", "history_over_replicas", {}, 1),
+    over_both("both, norm", "gradients", {"use": "clipped_and_logged"}),
+    over_both("both, slots shared", "gradients", {"use": "in_two_rounds"}, shard_optimizer_state=True),
+    over_both("both, all metrics", "history_over_replicas", {}),
+]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launched", params(OF_REPLICAS, OF_REPLICAS[3:]))
+def test_what_is_computed_once_is_computed_of_the_batches_of_all_replicas(case_result: CaseResult) -> None:
+    assert set(case_result.values()) == {True}
+
+
 @pytest.mark.distributed
 def test_what_stages_tell_each_other_of_gradients_is_in_the_list_of_tasks(tmp_path: Path) -> None:
     case = Case("recorded", "recorded", {"use": "in_two_rounds", "folder": str(tmp_path)}, STAGES)

@@ -58,8 +58,8 @@ USES = {
     "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops "
     "partition partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline "
     "pipeline.planner pipeline.programs pipeline.run pipeline.schedules",
-    "whole_batch": "ground job variables batch gradients optimizer steps partition.graph partition.rewrite "
-    "partition.samples partition.trace",
+    "whole_batch": "ground job collectives variables replicas batch gradients optimizer steps partition "
+    "partition.graph partition.rewrite partition.samples partition.trace",
     "loss_check": "ground job variables batch gradients steps whole_batch ops partition partition.graph "
     "partition.samples partition.trace",
     "training": "ground keras job recording variables replicas batch sharding checkpoint optimizer steps loss_check "

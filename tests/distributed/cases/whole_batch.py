@@ -10,6 +10,7 @@ import tf_keras
 
 import smp_tf as smp
 from tests.smp_tf.whole_batch import own_losses, own_optimizers
+from tests.smp_tf.whole_batch.own_batches import fit_arguments
 from tests.smp_tf.whole_batch.own_gradients import USES, Uses, compare
 from tests.smp_tf.whole_batch.own_metrics import metrics, net
 
@@ -53,6 +54,31 @@ def optimizer(name: str) -> bool:
     in_float64()
     try:
         return own_optimizers.compare(own_optimizers.OPTIMIZERS[name]) < 1e-12
+    finally:
+        back()
+
+
+def history_over_replicas() -> bool:
+    """Whether metrics after each batch are those of plain Keras, which sees the batches of all replicas joined."""
+    in_float64()
+    try:
+        found = []
+        plain = net()
+        labels = (Uses.Y > 0).astype(float)
+        for model in (plain, smp.DistributedModel(lambda: tf_keras.models.clone_model(plain))):
+            seen: list[Any] = []
+            model.build((None, 6))
+            model.set_weights(Uses.weights(((6, 8), (8,), (8, 3), (3,))))
+            model.compile(tf_keras.optimizers.SGD(0.1), "mse", metrics=metrics())
+            after_each = tf_keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs, seen=seen: seen.append(sorted(logs.items()))
+            )
+            given = fit_arguments(Uses.X, labels, is_split=model is not plain)
+            history = model.fit(**given, epochs=2, verbose=0, callbacks=[after_each]).history
+            seen += [sorted(history.items()), model.get_weights()]
+            numbers = [value for value in tf.nest.flatten(seen) if not isinstance(value, str)]
+            found.append(np.concatenate([np.ravel(value) for value in numbers]))
+        return bool(np.allclose(found[1], found[0], rtol=1e-9, equal_nan=True))
     finally:
         back()
 

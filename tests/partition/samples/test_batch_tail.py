@@ -188,3 +188,21 @@ def test_what_is_made_of_gradients_has_no_tail() -> None:
         whole, SampleRows(whole, graph(PART), WHOLE, frozenset({"Placeholder_1"})), {"norm": whole.outputs}
     )
     assert tail.left_out == {"norm": "it depends on gradients"}
+
+
+def test_where_samples_cannot_be_joined_a_tail_is_made_of_gradients_alone() -> None:
+    def graph(n: int) -> OpGraph:
+        builder = GraphBuilder()
+        x = builder.argument((n, 4))
+        unknown = builder.add("Placeholder", shape=(4, 3))
+        norm = builder.add("L2Loss", unknown, shape=())
+        of_samples = builder.add("Sum", builder.add("Square", x, shape=(n, 4)), shape=())
+        return builder.graph(norm, of_samples)
+
+    whole = graph(WHOLE)
+    norm, of_samples = whole.outputs
+    wanted = {"norm": [norm], "of samples": [of_samples], "both": [norm, of_samples]}
+    rows = SampleRows(whole, graph(PART), WHOLE, frozenset({"Placeholder_1"}))
+    tail = find_tail(whole, rows, wanted, [Tensor(1, 0)], of_samples=False)
+    assert list(tail.results) == ["norm"]
+    assert set(tail.left_out.values()) == {"samples go into it, and those of all replicas cannot be joined"}

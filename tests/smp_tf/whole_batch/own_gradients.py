@@ -11,6 +11,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
+from tests.smp_tf.whole_batch.own_batches import fit_arguments
 
 #: Given gradients, weights, the loss and a variable of the model's, gives what is applied, and logs.
 Use = Callable[[Sequence[Any], Sequence[Any], Any, Any], Any]
@@ -121,7 +122,8 @@ def compare(use: Use) -> float:
         model.build((None, 6))
         model.set_weights(Uses.weights(((6, 8), (8,), (8, 8), (8,), (8, 3), (3,))))
         model.compile(tf_keras.optimizers.SGD(0.1))
-        history = model.fit(Uses.X, Uses.Y, batch_size=21, epochs=2, shuffle=False, verbose=0).history
+        given = fit_arguments(Uses.X, Uses.Y, is_split=base is smp.DistributedModel)
+        history = model.fit(**given, epochs=2, verbose=0).history
         found.append([*model.get_weights(), *(np.asarray(history[key]) for key in sorted(history))])
     return max(
         float(np.abs(one - other).max() / max(1.0, np.abs(other).max())) for one, other in zip(*found, strict=True)

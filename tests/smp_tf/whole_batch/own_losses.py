@@ -11,6 +11,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
+from tests.smp_tf.whole_batch.own_batches import fit_arguments
 from tests.smp_tf.whole_batch.own_gradients import Uses
 
 
@@ -113,6 +114,7 @@ def compare(loss: Callable[[Any, Any], Any], build: Callable[[], Any] = net, **c
         model.build((None, 6))
         model.set_weights(weights)
         model.compile(tf_keras.optimizers.SGD(0.01), loss, metrics=["mae"], **compiled)
-        history = model.fit(Uses.X, Uses.Y, batch_size=21, epochs=2, shuffle=False, verbose=0).history
+        given = fit_arguments(Uses.X, Uses.Y, is_split=model is not plain)
+        history = model.fit(**given, epochs=2, verbose=0).history
         found.append([*model.get_weights(), *(np.asarray(history[key]) for key in sorted(history))])
     return max(float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in zip(*found, strict=True))

@@ -1,0 +1,73 @@
+"""The gradients of a step whose results, such as a norm, are computed once per batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.partition.graph.op_graph import Tensor
+from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError
+from smp_tf.partition.trace.lower import OutputSlot
+from smp_tf.steps.trace import StepTrace
+from smp_tf.whole_batch.gradient_calls import GradientCalls
+
+
+@dataclass(frozen=True, eq=False)
+class UsedGradients:
+    """The gradients of a step.
+
+    Args:
+        uses: what the step makes of them.
+        variables: the variable that a gradient is taken by, by what stands for the gradient in the whole batch's graph.
+    """
+
+    uses: GradientUses
+    variables: Mapping[Tensor, Any]
+
+
+def applied_name(call: int, number: int) -> str:
+    """Returns the name under which a tail gives an optimizer's gradient.
+
+    Args:
+        call: number of the call of `apply_gradients`.
+        number: number of the gradient in the call.
+    """
+    return f"applied {call}/{number}"
+
+
+def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_whole: GradientCalls) -> UsedGradients:
+    """Returns the gradients of a step, and what the step makes of them.
+
+    Args:
+        part: the step as it is traced for a microbatch. What it gives to optimizers is under "gradients".
+        whole: the same, traced for all samples of a batch, with placeholders for gradients.
+        of_part: the gradients that are taken in `part`.
+        of_whole: the gradients that are taken in `whole`.
+
+    Raises:
+        NotOnceError: the step takes gradients that are no dense tensors.
+    """
+    given: dict[Tensor, Tensor] = {}
+    variables: dict[Tensor, Any] = {}
+    for placeholders, gradients, sources in zip(of_whole.gradients, of_part.gradients, of_part.sources, strict=True):
+        for placeholder, gradient, source in zip(placeholders, gradients, sources, strict=True):
+            if placeholder is None or gradient is None:
+                continue
+            if not isinstance(gradient, tf.Tensor):
+                raise NotOnceError("a gradient is sparse, and is added up over the microbatches in another form")
+            given[whole.tensor_of(placeholder)] = part.tensor_of(gradient)
+            variables[whole.tensor_of(placeholder)] = source
+    applied: dict[str, tuple[Tensor, Tensor]] = {}
+    for call, (ours, theirs) in enumerate(
+        zip(whole.lowered.results["gradients"], part.lowered.results["gradients"], strict=True)
+    ):
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if isinstance(one, OutputSlot) and isinstance(other, OutputSlot):
+                applied[applied_name(call, number)] = (
+                    whole.lowered.graph.outputs[one.outputs[0]],
+                    part.lowered.graph.outputs[other.outputs[0]],
+                )
+    return UsedGradients(GradientUses(given, applied), variables)
