@@ -60,7 +60,7 @@ _NEED_TF_KERAS = (
     "smp_tf.optimizer.distributed_optimizer",
     "smp_tf.optimizer.one_bit_adam",
     "smp_tf.optimizer.one_bit_lamb",
-    "smp_tf.steps.step",
+    "smp_tf.whole_batch.decorator",
 )
 
 # Public names that a room has, too. `smp.partition` is what a script calls.

@@ -47,8 +47,8 @@ from smp_tf.start.lifecycle import init as init
 from smp_tf.start.lifecycle import is_initialized as is_initialized
 from smp_tf.start.lifecycle import shutdown as shutdown
 from smp_tf.steps.post_partition_hooks import register_post_partition_hook as register_post_partition_hook
-from smp_tf.steps.step import step as step
 from smp_tf.training.dataset_shards import shard_dataset as shard_dataset
+from smp_tf.whole_batch.decorator import step as step
 
 WORLD = CommGroup.WORLD
 MP_GROUP = CommGroup.MP_GROUP

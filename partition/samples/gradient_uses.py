@@ -9,7 +9,7 @@ over the microbatches only where it is *linear* in them:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, Node, OpGraph, Tensor
@@ -123,6 +123,33 @@ def meets_states(graph: OpGraph) -> bool:
                 met.add(tensor.node)
                 stack.append(tensor.node)
     return any(index in written for n in met for index in (*graph.nodes[n].reads, *graph.nodes[n].writes))
+
+
+def owner_of(graph: OpGraph, tensor: Tensor, gradients: Collection[Tensor]) -> Tensor | None:
+    """Returns the only gradient of which a tensor is a changed form, such as one that was clipped by a norm of several.
+
+    Args:
+        graph: a step.
+        tensor: the tensor.
+        gradients: the gradients.
+
+    Returns:
+        The only gradient that is met on ways back through tensors of the same shape; None where there are none, or
+        several.
+    """
+    shape, met = graph.type_of(tensor).shape, set()
+    stack, seen = [tensor], {tensor}
+    while stack:
+        current = stack.pop()
+        if current in gradients:
+            met.add(current)
+            continue
+        # A number that is made of gradients, such as a norm, belongs to none of them.
+        for before in graph.nodes[current.node].inputs if shape else ():
+            if before not in seen and graph.type_of(before).shape == shape:
+                seen.add(before)
+                stack.append(before)
+    return met.pop() if len(met) == 1 else None
 
 
 def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tensor], on_samples: set[int]) -> bool:

@@ -50,12 +50,14 @@ class OncePerBatch:
         logs: names of the results that are no states.
         states: indices, in the whole batch's graph, of the script's variables that it writes.
         part: the microbatch's graph, with the same nodes, in which these variables are no longer written.
+        left_out: why the other results and states are not among them, by name.
     """
 
     tail: Tail
     logs: frozenset[str]
     states: frozenset[int]
     part: OpGraph
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def state_name(index: int) -> str:
@@ -113,6 +115,7 @@ def find_once_per_batch(
     kept = [t for t in part.outputs if t not in {tensor for _, tensor in applied.values()}] + list(given.values())
     writers = {index: numbers for index, numbers in writers_of_states(whole).items() if index in same}
     states, chosen = set(writers), set(logs)
+    left_out: dict[str, str] = {}
     while True:
         wanted: dict[str, tuple[Tensor | int, ...]] = {name: (logs[name][0],) for name in logs if name in chosen}
         wanted.update({state_name(index): writers[index] for index in writers if index in states})
@@ -121,6 +124,7 @@ def find_once_per_batch(
         for name in applied:
             if name in tail.left_out:
                 raise NotOnceError(tail.left_out[name])
+        left_out.update(tail.left_out)
         possible = {index for index in states if state_name(index) in tail.results}
         possible &= _written_apart(whole, possible)
         without = _without_writes(part, {same[index] for index in possible})
@@ -136,7 +140,9 @@ def find_once_per_batch(
                 if read := tail.touched[name] & elsewhere:
                     which = whole.variables[min(read)].name
                     raise NotOnceError(f"it reads {which!r}, which every microbatch writes")
-            return OncePerBatch(tail, frozenset(chosen), frozenset(states), without)
+            return OncePerBatch(tail, frozenset(chosen), frozenset(states), without, left_out)
+        for name in {*chosen - allowed, *map(state_name, states - possible)}:
+            left_out.setdefault(name, "microbatches read or write a variable of the script that it needs")
         states, chosen = possible, allowed
 
 

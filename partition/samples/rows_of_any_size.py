@@ -15,7 +15,7 @@ from functools import cached_property
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, VARIABLE, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import RANDOM_OPS
-from smp_tf.partition.samples.sample_rows import Content, SampleRows
+from smp_tf.partition.samples.sample_rows import Content, Rows
 
 
 class RowsOfAnySize:
@@ -27,7 +27,7 @@ class RowsOfAnySize:
         graph: the graph for a batch of any size.
     """
 
-    def __init__(self, rows: SampleRows, sized: OpGraph, graph: OpGraph) -> None:
+    def __init__(self, rows: Rows, sized: OpGraph, graph: OpGraph) -> None:
         self._rows = rows
         self._sized = sized
         self._graph = graph

@@ -16,6 +16,7 @@ that mixes samples (batch normalisation) sees microbatches. That does not concer
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -41,6 +42,8 @@ _ELEMENTWISE = named(
 _FILLED = {"ZerosLike": 0, "OnesLike": 1}
 #: Ops that compute row i of their output from row i of their inputs, where the first dimension stays as it is.
 _ROW_BY_ROW = named("All Any ArgMax ArgMin BiasAdd ExpandDims Max Mean Min OneHot Prod Squeeze Sum TopKV2")
+#: Ops that repeat what they are given.
+_REPEATS = frozenset({"BroadcastTo", "Fill", "OnesLike", "Reshape", "Tile", "ZerosLike"})
 #: Ops on images that treat each image by itself.
 _BY_SAMPLE = named("AvgPool AvgPool3D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D")
 
@@ -134,7 +137,7 @@ class SampleRows:
         for number, node in enumerate(self._whole.nodes):
             if node.op in SOURCES or node.op in RANDOM_OPS or any(t.node not in constant for t in node.inputs):
                 continue
-            if node.reads or node.writes or node.backward or node.name in self._unknown:
+            if node.reads or node.writes or node.name in self._unknown:
                 continue
             constant.add(number)
             other = self._part.number_of.get(node.name)
@@ -202,12 +205,14 @@ class SampleRows:
             return Content()
         if node.op == "Const" and self._is_uniform(number):
             return Content(rows=0, samples=True)
-        gradients = node.backward or node.name in self._unknown or any(c.gradients for c in given)
+        gradients = node.name in self._unknown or any(c.gradients for c in given)
         samples = any(c.samples for c in given) or number in self._constants[1]
         weights = any(c.weights for c in given)
         if node.op in RANDOM_OPS:
             return Content(rows=only, samples=True, random=only is None)
         random = any(c.random for c in given)
+        if node.backward and not gradients:
+            return self._of_backward(tensor, given, Content(only, samples, weights, random=random))
         if node.call:
             # What a layer gives holds rows where it holds samples. There is one exception: a tensor that only the layer
             # itself uses, made of a number that it has computed of all samples, as for a metric.
@@ -215,6 +220,28 @@ class SampleRows:
             return Content(only if is_rows else None, samples or is_rows, weights, gradients, random and not is_rows)
         rows = 0 if samples and not gradients and self._keeps_rows(node, tensor, given) else None
         return Content(rows, samples, weights, gradients, random and rows is None)
+
+    def _of_backward(self, tensor: Tensor, given: list[Content], found: Content) -> Content:
+        """Returns what a tensor of a backward pass is made of that no gradient of a variable goes into.
+
+        A gradient by a tensor, as a penalty takes it, may have a row a sample. What a backward pass needs besides, such
+        as shapes, is none.
+
+        Args:
+            tensor: the tensor.
+            given: what the inputs of its node are made of.
+            found: the same for itself, as if it had rows where a dimension is as long as there are samples.
+        """
+        node = self._whole.nodes[tensor.node]
+        if "float" not in self._whole.type_of(tensor).dtype or not (found.samples or found.weights):
+            return dataclasses.replace(found, rows=None)
+        kinds = [self._whole.type_of(t).dtype for t in node.inputs]
+        numbers = [c for c, kind in zip(given, kinds, strict=True) if "float" in kind and node.op not in _FILLED]
+        is_repeated = node.op in _REPEATS and not any(c.samples or c.weights for c in numbers)
+        keeps = bool(node.call) or is_repeated or self._keeps_rows(node, tensor, given)
+        if found.rows is None or not keeps or any(c.samples and c.rows is None for c in numbers):
+            return dataclasses.replace(found, rows=None, gradients=True)
+        return dataclasses.replace(found, samples=True, random=False)
 
     def _is_mixed_within(self, number: int, tensor: Tensor, given: list[Content]) -> bool:
         """Returns whether a layer uses a tensor alone, and has made it of numbers that stand for all samples."""

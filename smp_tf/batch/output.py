@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -254,6 +255,20 @@ class StepOutput:
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, [tf.sparse.expand_dims(v, 0) for v in values])
         return tf.stack(values, axis=0)
+
+
+def of_batch(output: StepOutput, value: Any) -> StepOutput:
+    """Returns the output of a step whose only microbatch is the batch.
+
+    Args:
+        output: the output over microbatches.
+        value: its value for the batch; anything where another rank has it.
+    """
+    known, own, total = output._description, output._total, None
+    if known.gradient is not None:
+        known = dataclasses.replace(known, gradient=dataclasses.replace(known.gradient, has_values=True))
+        total = WeightedSum(value, 1, own.computed if own is not None else None)
+    return StepOutput(known, [value], [1], total) if output.is_local else StepOutput(known, None, [1])
 
 
 def _all_one(weights: Sequence[Any]) -> bool:

@@ -46,7 +46,8 @@ from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.measure.made_up import Surroundings
 from smp_tf.pipeline.measure.profile import ReadyUnit, make_ready
 from smp_tf.pipeline.planner.cut import cut_into_units
-from smp_tf.steps.step import step
+from smp_tf.steps.options import StepOptions
+from smp_tf.steps.step import Step
 from smp_tf.steps.trace import StepTrace
 from smp_tf.variables.models import SplitModel
 from smp_tf.watch.failure import type_and_words
@@ -403,13 +404,12 @@ def forward_backward(model: SplitModel, loss: Callable[[Any], tf.Tensor] | None 
             raise StepError(f"Model {model.name!r} gives no floating-point numbers, so it has no backward pass.")
         return tf.add_n(sums)
 
-    @step
     def forward_and_backward(*inputs: Any, **kwargs: Any) -> Any:
         with tf.GradientTape() as tape:
             found = (loss or of_all)(model(*inputs, **kwargs))
         return tape.gradient(found, model.trainable_variables), found
 
-    return forward_and_backward
+    return Step(forward_and_backward, StepOptions())
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,12 +138,8 @@ class SplitProgram:
             signature = [argument.spec for argument in self.arguments]
             emitter = named(self._emit_tensors, f"{self.name}_{self.stage_program.number}")
             self._eager = tf.function(emitter, autograph=False, input_signature=signature)
-        try:
+        with self.telling_of_microbatches(tensors):
             flat = self._eager(*tensors)
-        except tf.errors.InvalidArgumentError as error:
-            if self.microbatches > 1:
-                tell_of_microbatches(error, f"Step {self.name!r} runs on", self._sizes(tensors))
-            raise
         if self.returned.then is not None:
             return flat
         assert self._layout is not None
@@ -150,6 +147,20 @@ class SplitProgram:
 
     def __repr__(self) -> str:
         return f"<SplitProgram of step {self.name!r}>"
+
+    @contextlib.contextmanager
+    def telling_of_microbatches(self, tensors: Sequence[Any]) -> Iterator[None]:
+        """Adds to errors about shapes within its context, in which it runs, that the step has a microbatch.
+
+        Args:
+            tensors: tensor arguments of the whole batch.
+        """
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            if self.microbatches > 1:
+                tell_of_microbatches(error, f"Step {self.name!r} runs on", self._sizes(tensors))
+            raise
 
     def _sizes(self, tensors: Sequence[Any]) -> tuple[int, ...]:
         """Returns the number of samples in each microbatch; nothing where the arguments do not say it."""

@@ -301,6 +301,29 @@ class Step:
         arguments = self._sort(args, kwargs)
         return self._trace(arguments, [tf.type_spec_from_value(tensor) for tensor in arguments.tensors])
 
+    def trace_for(self, samples: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> StepTrace:
+        """Traces another function that takes the step's arguments, without running or planning anything.
+
+        Args:
+            samples: number of samples to trace it for.
+            function: the function.
+            *args: the positional arguments of a call of the step.
+            **kwargs: its keyword arguments.
+        """
+        arguments = self._sort(args, kwargs)
+        planned = cut_arguments(arguments, self._options)
+        return self._trace(arguments, [microbatch_spec(each, samples) for each in planned], function)
+
+    def samples_in(self, *args: Any, **kwargs: Any) -> int | None:
+        """Returns the number of samples of a batch; None where it is known only when the step runs.
+
+        Args:
+            *args: the positional arguments of the call.
+            **kwargs: its keyword arguments.
+        """
+        own = self._sort(args, kwargs).with_own_types()
+        return static_batch_size(cut_arguments(own, self._options), of_keras=self._options.of_keras)
+
     def _examined(self, traced: StepTrace, arguments: Arguments, batch: CutBatch) -> Examined:
         """Returns the step after it was looked at; as it was traced where nobody does."""
         if self._examine is None:
@@ -312,7 +335,7 @@ class Step:
             specs = [microbatch_spec(argument, samples) for argument in batch.arguments]
             return self._trace(arguments, specs, function)
 
-        return self._examine(traced, Retrace(retrace, batch.microbatches, has_any_size=not batch.sizes))
+        return self._examine(traced, Retrace(retrace, batch.microbatches, not batch.sizes, sum(batch.sizes) or None))
 
     def _trace(
         self, arguments: Arguments, specs: Sequence[tf.TypeSpec], function: Callable[..., Any] | None = None
@@ -331,76 +354,3 @@ class Step:
         bound = self._signature.bind_partial()
         bound.arguments.update(filled)
         return pack(body(*bound.args, **bound.kwargs), self.name)
-
-
-def step(
-    function: Callable[..., Any] | None = None,
-    *,
-    non_split_inputs: Iterable[str] | None = None,
-    input_split_axes: Mapping[str, int] | None = None,
-    local_outputs: Iterable[str] | None = None,
-    keep_microbatch_gradients: bool = False,
-    input_signature: Sequence[Any] | None = None,
-    autograph: bool = True,
-    reduce_retracing: bool = False,
-    jit_compile: bool | None = None,
-    experimental_relax_shapes: bool | None = None,
-    experimental_compile: bool | None = None,
-) -> Any:
-    """Decorates a forward-backward function so that it is split over the partitions and pipelined.
-
-    The body is traced for one microbatch. Its tensor arguments are cut along axis 0, also those in lists, tuples,
-    dictionaries, dataclasses and composite tensors. In a set they are `tensor.ref()`, each of a different type. The set
-    is iterated in the order of these types, which is the same on all ranks. An object with a method `smp_slice(num_mb,
-    mb, axis)` is cut by that method. It must return microbatch `mb` of `num_mb`, always with the same structure. The
-    body runs for every microbatch, and each tensor that it returns comes back as a `smp.StepOutput`.
-
-    The sizes of microbatches differ by at most one. Averages weigh each by its number of samples. Where only objects
-    with `smp_slice` are cut, all weigh alike. A batch of fewer samples than microbatches runs one microbatch per
-    sample, unless it is the first batch. Within a `tf.function` that leaves the batch size open, such a batch is an
-    error when it comes.
-
-    Args:
-        function: the function. It is left out when the decorator is given options.
-        non_split_inputs: names of parameters that are passed whole to every microbatch.
-        input_split_axes: the axis along which a parameter is cut, where it is not axis 0.
-        local_outputs: keys, fields or positions in the function's result that stay on the rank that makes them.
-        keep_microbatch_gradients: whether to keep gradients per microbatch besides their sum.
-        input_signature: a list of `tf.TensorSpec` of the whole batch, as for `tf.function`. Arguments are cast to it.
-        autograph: whether to convert Python control flow over tensors.
-        reduce_retracing: whether to leave the batch size open from the first batch on, so that one program takes all
-            sizes. By default this begins with the third size.
-        jit_compile: whether to compile the step's functions with XLA; by default what the configuration's `xla` says.
-        experimental_relax_shapes: the old name of `reduce_retracing`.
-        experimental_compile: the old name of `jit_compile`.
-
-    Returns:
-        A `Step`, callable eagerly or inside a `tf.function`.
-
-    Raises:
-        StepError: an option names a parameter that does not exist.
-
-    Example:
-        >>> @smp.step
-        ... def train(images, labels):
-        ...     with tf.GradientTape() as tape:
-        ...         logits = model(images, training=True)
-        ...         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        ...         loss = tf.reduce_mean(losses)
-        ...     return tape.gradient(loss, model.trainable_variables), loss
-        >>> gradients, loss = train(images, labels)
-        >>> average = loss.reduce_mean()
-    """
-    options = StepOptions(
-        non_split=frozenset(non_split_inputs or ()),
-        axes=dict(input_split_axes or {}),
-        local_outputs=tuple(local_outputs or ()),
-        keep_gradients=keep_microbatch_gradients,
-        input_signature=input_signature,
-        autograph=autograph,
-        reduce_retracing=reduce_retracing or bool(experimental_relax_shapes),
-        jit_compile=experimental_compile if jit_compile is None else jit_compile,
-    )
-    if function is None:
-        return lambda decorated: Step(decorated, options)
-    return Step(function, options)

@@ -113,11 +113,13 @@ class Retrace:
             open), and returns the trace.
         microbatches: number of microbatches that a batch is cut into.
         has_any_size: whether the program that is being made takes batches of any size.
+        samples: number of samples in its batches; None where it takes batches of any size.
     """
 
     trace: Callable[[Callable[..., Any], int | None], StepTrace]
     microbatches: int
     has_any_size: bool
+    samples: int | None = None
 
 
 @dataclass(frozen=True)

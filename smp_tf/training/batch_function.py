@@ -54,11 +54,11 @@ from smp_tf.training.once_per_batch import (
 )
 from smp_tf.training.replica_batches import ReplicaBatches, SizesOfReplicas, composite_parts, samples_of
 from smp_tf.training.replica_states import ReplicaStates
-from smp_tf.training.weighed_losses import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 from smp_tf.whole_batch.batch_results import BatchResults, sample_rows
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
+from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
 #: The largest batch in bytes whose losses are compared with those of its microbatches.
 _MOST_KEPT = 1 << 30
@@ -161,12 +161,12 @@ class BatchFunction:
                 return self._step.find(batch)
             except WeighedError as error:
                 found, self._weighed = error.coefficients, self._weighed_step()
-        return self._weighed.program_for(batch, found)
+        return self._weighed.program_for([batch], {}, found)
 
     def _weighed_step(self) -> WeighedStep:
         """Returns the step that is given the coefficients of losses."""
         one_microbatch, outputs_of = self._one_microbatch, self._outputs_of
-        step = self._step_of(lambda data, coefficients: one_microbatch(data, coefficients))
+        step = self._step_of(lambda data, smp_coefficients: one_microbatch(data, smp_coefficients))
         forward = Step(
             _named(lambda data: outputs_of(data), f"{self._method}_forward"),
             StepOptions(
@@ -174,7 +174,9 @@ class BatchFunction:
             ),
             examine=lambda traced, _: Examined(forward_alone(traced)),
         )
-        return WeighedStep(self._in_words, step, forward, self._coefficients_for)
+        return WeighedStep(
+            self._in_words, step, forward, lambda given, _, numbers: self._coefficients_for(given[0], numbers)
+        )
 
     def _outputs_of(self, data: Any) -> dict[str, Any]:
         """Returns the tensors that coefficients of losses are computed of, for a microbatch."""
@@ -408,7 +410,7 @@ class BatchFunction:
         weighed = None
         if coefficients:
             assert self._weighed is not None
-            weighed = replaced_losses(self._weighed.calls, coefficients, denominators)
+            weighed = replaced_losses(self._weighed.calls, coefficients, denominators.sum_factor)
         with recorder.recording(), in_parts, calls.noted(weighed):
             results = autograph_convert(getattr(self._model, self._method))(data)
         self._traced.append((recorder.applies, denominators))

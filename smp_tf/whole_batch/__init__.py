@@ -1,1 +1,1 @@
-"""Computes once for a whole batch what Keras's loops do not need for backward: logs, and the states of metrics."""
+"""Gives what steps compute of a whole batch as one process does: losses, logs, metrics, uses of gradients."""

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -15,11 +15,10 @@ from smp_tf.batch.output import StepOutput
 from smp_tf.errors import StepError
 from smp_tf.gradients.stage_reduction import StageReduction, over_stages
 from smp_tf.job import runtime
-from smp_tf.optimizer.recorded_apply import RecordedApply
 from smp_tf.partition.graph.op_graph import VARIABLE, OpGraph, Tensor, TensorType
-from smp_tf.partition.samples.once_per_batch import OncePerBatch, find_once_per_batch
+from smp_tf.partition.samples.once_per_batch import OncePerBatch, find_once_per_batch, state_name
 from smp_tf.partition.samples.rows_of_any_size import RowsOfAnySize
-from smp_tf.partition.samples.sample_rows import SampleRows
+from smp_tf.partition.samples.sample_rows import Rows, SampleRows
 from smp_tf.partition.samples.tail_places import TailPlaces, UntoldError, place_tail, require_told
 from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.partition.trace.lower import OutputSlot
@@ -41,6 +40,14 @@ CUTS = "cuts"
 GRADIENTS = "whole_gradients"
 
 
+class MadeOfGradients(Protocol):
+    """Results that a step makes of its gradients, such as those that it gives to an optimizer in one call."""
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        """Returns the variable that each belongs to. Its stage has the result; all have it where there is none."""
+
+
 @dataclass(frozen=True)
 class Log:
     """Stands, in a step's result, for a log that is computed once per batch.
@@ -58,8 +65,8 @@ class Written:
 
     Args:
         results: what the step returns under "results", with the logs in their places.
-        gradients: for each call of `apply_gradients`, its gradients, with None for those of other stages; None where
-            microbatches give them.
+        gradients: for each call of `apply_gradients`, its gradients, or other results that are made of gradients, with
+            None for those of other stages; None where microbatches give them.
     """
 
     results: Any
@@ -89,7 +96,7 @@ class BatchResults:
         step: str,
         part: StepTrace,
         whole: StepTrace,
-        rows: SampleRows,
+        rows: Rows,
         *,
         of_any_size: StepTrace | None = None,
         gradients: UsedGradients | None = None,
@@ -118,7 +125,10 @@ class BatchResults:
                 _require_as_much(self._chosen, graph, of_one_size, sized)
         self._tail_graph = TailGraph(self._whole, self._chosen.tail)
         #: What the tail begins with over all replicas; None where each has a batch of its own.
-        self.joined = JoinedTail(step, graph, self._chosen.tail, rows) if over_replicas else None
+        self.joined: JoinedTail | None = None
+        if over_replicas:
+            assert isinstance(rows, SampleRows), "a batch of several replicas is in parts"
+            self.joined = JoinedTail(step, graph, self._chosen.tail, rows)
         self._follow_state = {name for name in self._chosen.logs if follows_state(graph, logs[name][0])}
 
     @property
@@ -131,14 +141,14 @@ class BatchResults:
         """Returns whether the gradients for optimizers are computed once per batch, and not by microbatches."""
         return self._gradients is not None
 
-    def rounds_of_telling(self, applies: Sequence[RecordedApply]) -> int:
+    def rounds_of_telling(self, applies: Sequence[MadeOfGradients]) -> int:
         """Returns how often the stages tell each other what each of them has computed of gradients.
 
         Before a plan is made, nobody knows which weights share a stage. So the number is that for weights which do not.
         Where all that a result needs is on one stage, it is told less often.
 
         Args:
-            applies: the calls of `apply_gradients` in the step.
+            applies: the calls of `apply_gradients` in the step, or what else is made of gradients.
         """
         if not self.has_gradients:
             return 0
@@ -160,6 +170,17 @@ class BatchResults:
     def has_joined_samples(self) -> bool:
         """Returns whether samples of all replicas are brought together."""
         return self.joined is not None and self.joined.has_samples
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Returns why other logs, and writes of variables, are not computed once per batch, by name of either."""
+        logs, variables = _logs(self._part), self._whole.lowered.graph.variables
+        names = {state_name(index): variable.name for index, variable in enumerate(variables)}
+        return {
+            names.get(name, name): why
+            for name, why in self._chosen.left_out.items()
+            if name in names or (name in logs and name not in self._chosen.logs)
+        }
 
     def taken_out(self) -> StepTrace:
         """Returns the step, traced for a microbatch, without what is computed once per batch.
@@ -196,14 +217,14 @@ class BatchResults:
         return StepTrace(self._part.trace, lowered, self._part.models)
 
     def write(
-        self, found: Mapping[str, Any], tensors: Sequence[Any], applies: Sequence[RecordedApply], last: SequelWriter
+        self, found: Mapping[str, Any], tensors: Sequence[Any], applies: Sequence[MadeOfGradients], last: SequelWriter
     ) -> Written:
         """Writes into the graph, after the microbatches, what is computed once per batch.
 
         Args:
             found: what the step returns, with `StepOutput`s in place of tensors.
             tensors: the step's tensor arguments.
-            applies: the calls of `apply_gradients` in the step.
+            applies: the calls of `apply_gradients` in the step, or what else is made of gradients.
             last: writes what brings together the samples of all replicas.
 
         Returns:
@@ -247,7 +268,7 @@ class BatchResults:
         cuts: Sequence[Any],
         arguments: Mapping[int, Any],
         outputs: Mapping[Tensor, StepOutput],
-        applies: Sequence[RecordedApply],
+        applies: Sequence[MadeOfGradients],
     ) -> Mapping[str, Sequence[Any]]:
         """Writes this stage's part, where gradients are spread over the stages."""
         graph = self._whole.lowered.graph
@@ -258,7 +279,7 @@ class BatchResults:
         except UntoldError as error:
             raise StepError(
                 f"{self._step} computes something of the gradients of several stages at once, which cannot be done: "
-                f"{error}. Compute it in a loop of your own over @smp.step, or train with one partition."
+                f"{error}. Compute it in a loop of your own, after the step, or train with one partition."
             ) from None
         nbytes = sum(graph.type_of(tensor).nbytes() for told in places.told for tensor in told)
         if nbytes >= _MANY_BYTES:
@@ -273,7 +294,7 @@ class BatchResults:
             cuts, arguments, gradients, places, runtime.current().topology.stage, _tell
         )
 
-    def _places(self, applies: Sequence[RecordedApply], stage_of_variable: Callable[[Any], int | None]) -> TailPlaces:
+    def _places(self, applies: Sequence[MadeOfGradients], stage_of_variable: Callable[[Any], int | None]) -> TailPlaces:
         """Returns which stage computes what, given the stage of each variable; None where all have it."""
         graph, tail, variables = self._whole.lowered.graph, self._chosen.tail, self._whole.lowered.variables
         assert self._gradients is not None
@@ -288,7 +309,7 @@ class BatchResults:
             for number, variable in enumerate(apply.variables):
                 for tensor in tail.results.get(applied_name(call, number), ()):
                     assert isinstance(tensor, Tensor)
-                    stage = stage_of_variable(variable)
+                    stage = None if variable is None else stage_of_variable(variable)
                     wanted[tensor] = stage if wanted.get(tensor, stage) == stage else None
         for name in self._chosen.logs:
             wanted.update({tensor: None for tensor in tail.results[name] if isinstance(tensor, Tensor)})
@@ -352,7 +373,7 @@ def _of_its_stage(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_sum(tf.stack(parts), axis=0)
 
 
-_TOLD = StageReduction(4, "what a train_step computes of the gradients of all stages", _of_its_stage)
+_TOLD = StageReduction(4, "what a step computes of the gradients of all stages", _of_its_stage)
 
 
 def _alike(part: StepTrace, whole: StepTrace) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[int, int]]:

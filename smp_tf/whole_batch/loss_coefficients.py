@@ -100,20 +100,24 @@ class LossCoefficients:
         microbatches: int,
         weighed: Collection[int] | None = None,
     ) -> None:
-        self._samples = samples
+        self._samples = self.samples = samples
         self._functions: list[_Coefficients] = []
         #: The calls whose losses microbatches do not average to that of the batch.
         self.calls: list[CallCoefficients] = []
+        #: Numbers of other calls of which it cannot be told how their losses count samples.
+        self.unknown: list[int] = []
         for number, targets in enumerate(of_whole.targets):
-            if not (of_whole.is_plain[number] and of_part.is_plain[number]):
-                continue
             if weighed is not None and number not in weighed:
                 continue
-            found = _coefficients(part, whole, of_part.targets[number], targets, rows)
-            if found is None or (weighed is None and _is_average(*found, rows, samples, microbatches)):
-                continue
-            call = self._call(number, part.lowered.graph, found[0])
-            if call is not None:
+            is_plain = of_whole.is_plain[number] and of_part.is_plain[number]
+            found = _coefficients(part, whole, of_part.targets[number], targets, rows) if is_plain else None
+            if found is None:
+                self.unknown.append(number)
+            elif weighed is not None or not _is_average(*found, rows, samples, microbatches):
+                call = self._call(number, part.lowered.graph, found[0])
+                if call is None:
+                    self.unknown.append(number)
+                    continue
                 self.calls.append(call)
                 self._functions.append(found[0])
         if weighed is not None and {call.number for call in self.calls} != set(weighed):

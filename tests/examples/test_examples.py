@@ -120,6 +120,16 @@ def test_the_language_model_falls_well_below_the_unigram_entropy() -> None:
     assert float(found[1]) < 0.8 * float(found[2])
 
 
+def test_losses_scores_and_clipping_of_the_whole_batch_are_those_of_one_process() -> None:
+    split = launch_script(2, "examples/whole_batch.py", ["--epochs", "4"]).expect_clean()
+    arguments = ["--epochs", "4", "--partitions", "1", "--microbatches", "1"]
+    whole = launch_script(1, "examples/whole_batch.py", arguments, launched=False).expect_clean()
+    numbers = [re.findall(r"\d\.\d+", text_of(outcome)) for outcome in (split, whole)]
+    assert len(numbers[0]) == 4 * 3
+    assert [float(number) for number in numbers[0]] == pytest.approx([float(number) for number in numbers[1]], abs=2e-3)
+    assert float(numbers[0][-1]) > 0.8
+
+
 #: What examples/replicas.py prints at the end.
 LAST_LOSS = r"replicas of . stages: loss ([\d.]+) nats .* text ([\d.]+)"
 

@@ -58,8 +58,8 @@ USES = {
     "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops "
     "partition partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline "
     "pipeline.planner pipeline.programs pipeline.run pipeline.schedules",
-    "whole_batch": "ground job collectives variables replicas batch gradients optimizer steps partition "
-    "partition.graph partition.rewrite partition.samples partition.trace",
+    "whole_batch": "ground job collectives variables replicas batch gradients steps partition partition.graph "
+    "partition.rewrite partition.samples partition.trace",
     "loss_check": "ground job variables batch gradients steps whole_batch ops partition partition.graph "
     "partition.samples partition.trace",
     "training": "ground keras job recording variables replicas batch sharding checkpoint optimizer steps loss_check "
@@ -72,7 +72,7 @@ USES = {
     "command": "ground config job recording start model offline partition partition.plan partition.units pipeline "
     "pipeline.planner pipeline.schedules",
     "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer "
-    "start steps training model partition",
+    "start steps whole_batch training model partition",
 }
 #: The files of the folder smp_tf/ itself that are above all rooms; its others are the ground.
 PUBLIC = (

@@ -22,7 +22,7 @@ LARGE = {
     "call smp_tf/start/connection.py open_transport TransportOptions": "each is one option of the transport, by name",
     "parameters smp_tf/checkpoint/manager.py CheckpointManager.__init__": "public: each is one choice of the user's",
     "parameters smp_tf/optimizer/one_bit_lamb.py OneBitLAMB.__init__": "public: the hyperparameters of LAMB by name",
-    "parameters smp_tf/steps/step.py step": "public: each is one choice of the user's",
+    "parameters smp_tf/whole_batch/decorator.py step": "public: each is one choice of the user's",
 }
 
 

@@ -1,12 +1,12 @@
 """What microbatches take gradients of, where their own losses do not average to that of the batch.
 
-See `whole_batch/loss_coefficients.py`.
+See `loss_coefficients.py`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,11 +14,14 @@ import tensorflow as tf
 from smp_tf.announce import announce
 from smp_tf.job import runtime
 from smp_tf.steps.step import Step
-from smp_tf.training.loss_denominators import Denominators
 from smp_tf.whole_batch.loss_coefficients import CallCoefficients, LossCoefficients
 
 #: The name under which a forward pass gives the tensors that coefficients are computed of.
 OUTPUTS = "outputs"
+#: The keyword under which a step is given coefficients.
+COEFFICIENTS = "smp_coefficients"
+#: The scope of our ops' names, so that the script's ops keep the names that they have without these.
+_OWN_SCOPE = "smp_weighed"
 
 
 class WeighedError(Exception):
@@ -38,47 +41,65 @@ class WeighedStep:
 
     Args:
         in_words: words for the step.
-        step: the step; its second argument are the coefficients.
+        step: the step; it takes the coefficients under the keyword `COEFFICIENTS`.
         forward: its forward pass, to be run alone. It gives tensors of `names` under `OUTPUTS`.
-        found: returns the coefficients for a batch of another structure, given the batch and the numbers of the calls
-            that need some.
+        found: returns the coefficients for a batch of another structure, given the arguments of the step, by position
+            and by keyword, and the numbers of the calls that need some.
+        counts: whether the step is given, after the coefficients, how many samples there are: in a row a sample, all
+            alike.
     """
 
     def __init__(
-        self, in_words: str, step: Step, forward: Step, found: Callable[[Any, Collection[int]], LossCoefficients]
+        self,
+        in_words: str,
+        step: Step,
+        forward: Step,
+        found: Callable[[Sequence[Any], Mapping[str, Any], Collection[int]], LossCoefficients],
+        *,
+        counts: bool = False,
     ) -> None:
         self._in_words = in_words
         self._step = step
         self._forward = forward
         self._found = found
+        self._counts = counts
         self._known: dict[Any, LossCoefficients] = {}
         #: The calls whose gradients are taken by coefficients, as the batch that came last has them.
         self.calls: Sequence[CallCoefficients] = ()
         #: The names of the tensors in a microbatch's graph that these coefficients are computed of.
         self.names: Sequence[str] = ()
 
-    def program_for(self, batch: Any, first: LossCoefficients | None = None) -> tuple[Any, Sequence[Any]]:
+    def program_for(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], first: LossCoefficients | None = None
+    ) -> tuple[Any, Sequence[Any]]:
         """Returns the program for a batch, and what to call it with.
 
         Args:
-            batch: the batch.
-            first: the coefficients for batches of its structure, where they are known.
+            args: the arguments of the step by position.
+            kwargs: those by keyword.
+            first: the coefficients for batches of their structure, where they are known.
         """
-        tensors = tf.nest.flatten(list(self._forward.tensors_of(batch)), expand_composites=True)
+        tensors = tf.nest.flatten(list(self._forward.tensors_of(*args, **kwargs)), expand_composites=True)
         key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         is_new = key not in self._known
         if is_new:
-            self._known[key] = first or self._found(batch, {call.number for call in self.calls})
+            self._known[key] = first or self._found(args, kwargs, {call.number for call in self.calls})
         known = self._known[key]
         self.calls, self.names = known.calls, known.outputs
         if not self.names:
-            return self._step.find(batch, known.of(tensors))
+            return self._find(args, kwargs, known, known.of(tensors))
         if is_new:
             self._tell()
             # The step decides which stage has which layers. Its forward pass alone would balance them otherwise.
-            self._step.find(batch, known.of(tensors))
-        outputs = known.joined(self._forward(batch)[OUTPUTS])
-        return self._step.find(batch, known.of(tensors, outputs))
+            self._find(args, kwargs, known, known.of(tensors))
+        outputs = known.joined(self._forward(*args, **kwargs)[OUTPUTS])
+        return self._find(args, kwargs, known, known.of(tensors, outputs))
+
+    def _find(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], known: LossCoefficients, coefficients: list[tf.Tensor]
+    ) -> tuple[Any, Sequence[Any]]:
+        counts = [tf.fill([known.samples], tf.constant(known.samples, tf.float64))] if self._counts else []
+        return self._step.find(*args, **kwargs, **{COEFFICIENTS: [*coefficients, *counts]})
 
     def _tell(self) -> None:
         announce(
@@ -90,14 +111,14 @@ class WeighedStep:
 
 
 def replaced_losses(
-    calls: Sequence[CallCoefficients], coefficients: Sequence[tf.Tensor], denominators: Denominators
+    calls: Sequence[CallCoefficients], coefficients: Sequence[tf.Tensor], factor: Callable[[tf.DType], tf.Tensor]
 ) -> dict[int, Callable[[], list[tuple[str, Any]]]]:
     """Returns what calls take gradients of in a microbatch, in place of its loss.
 
     Args:
         calls: the calls.
         coefficients: what the samples of the microbatch count, in the order of the calls and of their tensors.
-        denominators: what knows how many samples the whole batch has.
+        factor: returns, as a number of a type, by how many times the whole batch has more samples than the microbatch.
 
     Returns:
         By number of a call, what writes down names of tensors, and what each counts.
@@ -108,15 +129,16 @@ def replaced_losses(
     def parts_of(call: CallCoefficients, rows: Sequence[tf.Tensor]) -> list[tuple[str, Any]]:
         left = iter(rows)
         found: list[tuple[str, Any]] = []
-        for place, name in enumerate(call.tensors):
-            value = tf.constant(call.constants[place]) if place in call.constants else next(left)
-            if place in call.shared:
-                value = value[0]
-            elif place not in call.constants:
-                # Averages weigh a microbatch by its share of the samples.
-                value *= denominators.sum_factor(value.dtype)
-            if value.dtype.is_floating or value.dtype.is_complex:
-                found.append((name, value))
+        with tf.name_scope(_OWN_SCOPE):
+            for place, name in enumerate(call.tensors):
+                value = tf.constant(call.constants[place]) if place in call.constants else next(left)
+                if place in call.shared:
+                    value = value[0]
+                elif place not in call.constants:
+                    # Averages weigh a microbatch by its share of the samples.
+                    value *= factor(value.dtype)
+                if value.dtype.is_floating or value.dtype.is_complex:
+                    found.append((name, value))
         return found
 
     return {c.number: functools.partial(parts_of, c, rows) for c, rows in zip(calls, of_call, strict=True)}

@@ -1,0 +1,205 @@
+"""Lets the losses of a script's own loop count samples as in the whole batch.
+
+What samples count is found out when a step is looked at (`loss_coefficients.py`). A step whose losses microbatches
+average stays as it is. Any other becomes a step that is given, for each sample, what it counts (`weighed_step.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.batch.microbatches import sizes_of
+from smp_tf.errors import StepError
+from smp_tf.job import runtime
+from smp_tf.partition.samples.sample_rows import SampleRows
+from smp_tf.steps.options import StepOptions
+from smp_tf.steps.step import Step
+from smp_tf.steps.trace import Examined, StepTrace
+from smp_tf.whole_batch.batch_results import sample_rows
+from smp_tf.whole_batch.forward_alone import forward_alone
+from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.loss_coefficients import LossCoefficients
+from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
+
+
+class OwnLosses:
+    """The losses of a step.
+
+    Args:
+        in_words: words for the step.
+        body: the script's function.
+        step_of: makes a step that takes the function's arguments, and coefficients, given what runs in it; also given,
+            where these are others, its options and what looks at its traces.
+        options: the options of such a step.
+    """
+
+    def __init__(
+        self, in_words: str, body: Callable[..., Any], step_of: Callable[..., Step], options: StepOptions
+    ) -> None:
+        self._in_words = in_words
+        self._body = body
+        self._plain = step_of(self._traced)
+        self._step_of = step_of
+        self._options = options
+        self._weighed: WeighedStep | None = None
+        self._numbers: frozenset[int] = frozenset()
+        #: The trace of a microbatch that came last: its graph, and the gradients that it takes.
+        self.last: tuple[Any, GradientCalls]
+
+    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
+        """Returns the program for a call of the step, and what to call it with.
+
+        Args:
+            args: the positional arguments of the call.
+            kwargs: its keyword arguments.
+        """
+        first = None
+        if self._weighed is None:
+            try:
+                return self._plain.find(*args, **kwargs)
+            except WeighedError as error:
+                first, self._weighed = error.coefficients, self._weighed_step()
+                self._of_one = self._step_of(self._traced, dataclasses.replace(self._options, small_first_batch=True))
+                self._numbers = frozenset(call.number for call in first.calls)
+        samples = self._plain.samples_in(*args, **kwargs)
+        if samples is None:
+            raise StepError(
+                f"{self._in_words} has whole_batch=True and a loss that is no average over samples, such as a sum. "
+                f"What a sample counts in it depends on the number of samples, which is left open in the tf.function "
+                f"that calls the step. Use batches of one size (drop_remainder=True), or call that function with "
+                f"batches, and not within a loop over a dataset in it."
+            )
+        if samples == 1:
+            # Its one microbatch is the batch.
+            return self._of_one.find(*args, **kwargs)
+        if first is not None and first.samples != samples:
+            first = None
+        return self._weighed.program_for(args, kwargs, first)
+
+    def weigh(
+        self, traced: StepTrace, whole: StepTrace, of_whole: GradientCalls, rows: SampleRows, samples: int
+    ) -> None:
+        """Raises where microbatches have to be told what their samples count, or where that cannot be told.
+
+        Args:
+            traced: the step as it is traced for a microbatch.
+            whole: the same, traced for all samples of a batch.
+            of_whole: the gradients that are taken in `whole`.
+            rows: what the tensors of `whole` are made of.
+            samples: number of samples in a batch.
+
+        Raises:
+            WeighedError: microbatches have to be told.
+            StepError: it cannot be told.
+        """
+        if self._weighed is not None:
+            return
+        found = self._coefficients((traced, whole), (self.last[1], of_whole), rows, samples, None)
+        if found.calls:
+            raise WeighedError(found)
+
+    def _traced(self, *args: Any, smp_coefficients: Sequence[tf.Tensor] = (), **kwargs: Any) -> Any:
+        """Returns what the function returns for a microbatch, in which gradients are noted."""
+        calls, replaced = GradientCalls(), None
+        if smp_coefficients:
+            assert self._weighed is not None
+            *coefficients, counts = smp_coefficients
+            replaced = replaced_losses(self._weighed.calls, coefficients, functools.partial(_factor, counts))
+        with calls.noted(replaced):
+            results = self._body(*args, **kwargs)
+        self.last = tf.compat.v1.get_default_graph(), calls
+        return results
+
+    def _weighed_step(self) -> WeighedStep:
+        step = self._step_of(self._traced)
+        forward = self._step_of(
+            self._outputs,
+            dataclasses.replace(self._options, small_first_batch=True, ahead_of=lambda: step.known_as),
+            lambda traced, _: Examined(forward_alone(traced)),
+        )
+        return WeighedStep(self._in_words, step, forward, self._coefficients_for, counts=True)
+
+    def _outputs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Returns the tensors that coefficients are computed of, for a microbatch."""
+        assert self._weighed is not None
+        with GradientCalls().left_out(self.last[1]):
+            self._body(*args, **kwargs)
+        graph = tf.compat.v1.get_default_graph()
+        return {OUTPUTS: [graph.get_tensor_by_name(name) for name in self._weighed.names]}
+
+    def _coefficients_for(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Collection[int]
+    ) -> LossCoefficients:
+        """Returns the coefficients for batches of another structure."""
+        samples = self._plain.samples_in(*args, **kwargs)
+        assert samples is not None
+        of_part, of_whole = GradientCalls(), GradientCalls()
+
+        def part_of(*given: Any, **named: Any) -> Any:
+            with of_part.noted():
+                return self._body(*given, **named)
+
+        def whole_of(*given: Any, **named: Any) -> Any:
+            with of_whole.left_out(of_part):
+                return self._body(*given, **named)
+
+        size = sizes_of(samples, min(samples, runtime.current().config.microbatches))[0]
+        part = self._plain.trace_for(size, part_of, *args, **kwargs)
+        whole = self._plain.trace_for(samples, whole_of, *args, **kwargs)
+        rows = sample_rows(part, whole, samples)
+        found = self._coefficients((part, whole), (of_part, of_whole), rows, samples, None)
+        # A loss that is an average for batches of one size may be none for those of another.
+        self._numbers |= {call.number for call in found.calls}
+        if self._numbers == {call.number for call in found.calls}:
+            return found
+        return self._coefficients((part, whole), (of_part, of_whole), rows, samples, self._numbers)
+
+    def _coefficients(
+        self,
+        traces: tuple[StepTrace, StepTrace],
+        calls: tuple[GradientCalls, GradientCalls],
+        rows: SampleRows,
+        samples: int,
+        numbers: Collection[int] | None,
+    ) -> LossCoefficients:
+        """Returns the coefficients of losses.
+
+        Raises:
+            StepError: it cannot be told how a loss counts samples.
+        """
+        microbatches = min(samples, runtime.current().config.microbatches)
+        try:
+            # It is tried on numbers, also where the step is called in a graph.
+            with tf.init_scope():
+                found = LossCoefficients(
+                    *traces, *calls, rows, samples=samples, microbatches=microbatches, weighed=numbers
+                )
+        except (TypeError, ValueError, LookupError, tf.errors.OpError) as error:
+            raise StepError(
+                f"{self._in_words} has whole_batch=True, and it cannot be told how its loss counts samples: {error}. "
+                f"Leave out whole_batch=True, and return what is needed for each sample."
+            ) from error
+        unknown = [number for number in found.unknown if any(kind is not None for kind in calls[0].kinds[number])]
+        if unknown:
+            raise StepError(
+                f"{self._in_words} has whole_batch=True, and it cannot be told how the loss counts samples that "
+                f"call {unknown[0] + 1} of tape.gradient differentiates. It can where the loss is computed of a row "
+                f"for each sample that the model or the arguments give, without random numbers or output_gradients. "
+                f"Leave out whole_batch=True where the loss is a mean over samples."
+            )
+        return found
+
+
+def _factor(counts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns by how many times the whole batch has more samples than a microbatch.
+
+    Args:
+        counts: how many samples the batch has, in a row for each sample of the microbatch.
+        dtype: the type of the number.
+    """
+    return tf.cast(counts[0] / tf.cast(tf.shape(counts)[0], counts.dtype), dtype)

@@ -1,0 +1,222 @@
+"""`@smp.step(whole_batch=True)` gives what one process computes of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import smp_tf as smp
+from smp_tf.errors import StepError
+from tests.full_only import params
+from tests.smp_tf.whole_batch.own_gradients import USES
+from tests.smp_tf.whole_batch.own_loops import batches, compare, f1, mean, net_of, training
+from tests.smp_tf.whole_batch.own_losses import COMPARING, LOSSES
+
+pytestmark = pytest.mark.large
+
+
+@pytest.mark.parametrize("use", params(list(USES), [use for use in USES if use != "of_all_in_a_row"]))
+def test_what_is_made_of_gradients_is_made_of_those_of_the_batch(init: Callable[..., None], use: str) -> None:
+    init(microbatches=4)
+    assert compare(training(mean, USES[use])) < 1e-12
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_gradients_that_are_returned_as_they_are(init: Callable[..., None], eager: bool) -> None:
+    init(microbatches=4)
+    assert compare(training(mean, lambda gradients, *_: (gradients, {})), eager=eager) < 1e-12
+
+
+@pytest.mark.parametrize("microbatches", params([1, 2, 3, 8], [1, 2, 8]))
+def test_that_is_so_for_any_number_of_microbatches(init: Callable[..., None], microbatches: int) -> None:
+    init(microbatches=microbatches)
+    assert compare(training(mean), sizes=(21, 20, 3, 1)) < 1e-12
+
+
+def test_one_program_may_take_all_sizes(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+    assert compare(training(mean), sizes=(10, 9, 8, 7, 6), eager=True) < 1e-12
+    assert compare(training(mean), sizes=(10, 9, 8), reduce_retracing=True) < 1e-12
+
+
+def test_metrics_are_updated_once_per_batch(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+
+    def make(model: Any, state: tf.Variable) -> Callable[..., Any]:
+        tracker, auc = tf_keras.metrics.Mean(), tf_keras.metrics.AUC(num_thresholds=20)
+
+        def evaluate(x: Any, y: Any) -> Any:
+            p = model(x)
+            loss = mean(y, p)
+            tracker.update_state(loss)
+            auc.update_state(tf.cast(y > 0.3, p.dtype), tf.sigmoid(p))
+            state.assign_add(1.0)
+            return [], {"loss": tracker.result(), "auc": auc.result(), "batches": state.read_value()}
+
+        return evaluate
+
+    assert compare(make) < 1e-12
+
+
+def test_two_losses_may_be_differentiated(init: Callable[..., None]) -> None:
+    """As the two phases of a GAN are: each layer is trained by one of them, and both gradients are clipped together."""
+    init(microbatches=4)
+
+    def make(model: Any, state: tf.Variable) -> Callable[..., Any]:
+        def forward_backward(x: Any, y: Any) -> Any:
+            with tf.GradientTape(persistent=True) as tape:
+                p = model(x)
+                near, far = mean(y, p), mean(-y, p)
+            body, head = model.trainable_variables[:4], model.trainable_variables[4:]
+            gradients = [*tape.gradient(near, body), *tape.gradient(far, head)]
+            gradients, norm = tf.clip_by_global_norm(gradients, 0.1)
+            return gradients, {"near": near, "far": far, "norm": norm}
+
+        return forward_backward
+
+    assert compare(make) < 1e-12
+
+
+def test_a_batch_may_lie_along_another_axis(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+
+    @smp.step(whole_batch=True, input_split_axes={"y": 1})
+    def score(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return f1(tf.transpose(y), model(x))
+
+    x, y = batches()[0]
+    np.testing.assert_allclose(score(x, tf.transpose(y)).reduce_mean(), f1(y, model.call(x)), rtol=1e-12)
+
+
+def test_an_argument_may_be_passed_whole(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+
+    @smp.step(non_split_inputs=["limit"], whole_batch=True)
+    def forward_backward(x: tf.Tensor, y: tf.Tensor, limit: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = mean(y, model(x))
+        gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, model.trainable_variables), limit)
+        return gradients, norm, limit
+
+    x, y = batches()[0]
+    gradients, norm, limit = forward_backward(x, y, tf.constant(0.2, tf.float64))
+    found = tf.linalg.global_norm([gradient.accumulate() for gradient in gradients])
+    assert float(norm.reduce_mean()) > 0.2
+    assert float(found) == pytest.approx(0.2, rel=1e-12)
+    assert float(limit.outputs[0]) == 0.2
+
+
+def test_results_have_one_value_however_they_are_asked_for(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+
+    @smp.step(whole_batch=True)
+    def forward_backward(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            p = model(x)
+            loss = mean(y, p)
+        return tape.gradient(loss, model.trainable_variables), loss, p
+
+    x, y = batches()[0]
+    [kernel, *_], loss, outputs = forward_backward(x, y)
+    for result in (kernel, loss, outputs):
+        [value] = result.outputs
+        for other in (result.accumulate(), result.reduce_mean(), result.reduce_sum(), result.stack()[0]):
+            np.testing.assert_array_equal(other, value)
+    np.testing.assert_array_equal(outputs.concat(), outputs.merge())
+    assert outputs.concat().shape == (21, 3)
+
+
+def test_local_outputs_stay_local(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+
+    @smp.step(whole_batch=True, local_outputs=["outputs"])
+    def forward(x: tf.Tensor, y: tf.Tensor) -> Any:
+        p = model(x)
+        return {"outputs": p, "f1": f1(y, p)}
+
+    x, y = batches()[0]
+    results = forward(x, y)
+    np.testing.assert_allclose(results["outputs"].outputs[0], model.call(x), rtol=1e-12)
+
+    @smp.step(whole_batch=True, local_outputs=["f1"])
+    def scored(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return {"f1": f1(y, model(x))}
+
+    with pytest.raises(StepError, match="local_outputs names a result that is no row for each sample"):
+        scored(x, y)
+
+
+def test_a_method_may_be_a_step(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = net_of(smp.DistributedModel)
+
+        @smp.step(whole_batch=True)
+        def score(self, x: tf.Tensor, y: tf.Tensor) -> Any:
+            return f1(y, self.model(x))
+
+    trainer = Trainer()
+    x, y = batches()[0]
+    np.testing.assert_allclose(trainer.score(x, y).reduce_mean(), f1(y, trainer.model.call(x)), rtol=1e-12)
+
+
+def test_python_control_flow_is_converted(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+
+    @smp.step(whole_batch=True)
+    def score(x: tf.Tensor, y: tf.Tensor) -> Any:
+        found = f1(y, model(x))
+        if found > 2.0:
+            found = -found
+        return found
+
+    x, y = batches()[0]
+    np.testing.assert_allclose(score(x, y).reduce_mean(), f1(y, model.call(x)), rtol=1e-12)
+
+
+def refused(function: Callable[..., Any], *more: Any, **options: Any) -> str:
+    """Returns the words with which a step is refused."""
+    with pytest.raises(StepError) as error:
+        smp.step(function, whole_batch=True, **options)(*batches()[0], *more)
+    return str(error.value)
+
+
+def test_what_cannot_be_had_is_refused_in_words(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+
+    def noisy(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return {"noisy": mean(y, model(x)) + tf.random.normal([], dtype=tf.float64)}
+
+    words = refused(noisy)
+    assert "its result noisy cannot be computed once per batch: it depends on random numbers" in words
+
+    def both(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return mean(y, model(x))
+
+    assert "Leave out one of the two" in refused(both, keep_microbatch_gradients=True)
+
+    def sized(x: tf.Tensor, y: tf.Tensor) -> Any:
+        assert x.shape[0] != 21, "made for microbatches"
+        return mean(y, model(x))
+
+    assert "cannot be traced for all samples of a batch: made for microbatches" in refused(sized)
+
+
+@pytest.mark.parametrize("loss", params([*LOSSES, *COMPARING], [*list(LOSSES)[1:], *list(COMPARING)[1:]]))
+@pytest.mark.parametrize("eager", params([True, False], [False]))
+def test_losses_count_samples_as_in_the_whole_batch(init: Callable[..., None], loss: str, eager: bool) -> None:
+    init(microbatches=4)
+    assert compare(training((LOSSES | COMPARING)[loss]), eager=eager, sizes=(21, 20, 8)) < 1e-12
