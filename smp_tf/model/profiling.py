@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -263,6 +264,7 @@ def measure_in_rounds(
     """
     topology = runtime.current().topology
     together = max(collections.Counter(topology.hosts).values())
+    is_crowded = together > len(os.sched_getaffinity(0))
     measured: Times = {}
     both: list[tuple[Pair, Pair]] = []
     ready: ReadyUnit | None = None
@@ -286,7 +288,7 @@ def measure_in_rounds(
         # Ranks that share a host slow each other down, as in training. A rank that has no unit left measures its last
         # one again, so that the others are not alone.
         barrier(name=what)
-        pair = attempt(functools.partial(as_forward_and_backward, ready)) if ready is not None else None
+        pair = attempt(functools.partial(as_forward_and_backward, ready, is_crowded=is_crowded)) if ready else None
         ready = ready if pair is not None else None
         if mine and pair is not None:
             measured[names[turn]] = pair
@@ -298,7 +300,7 @@ def measure_in_rounds(
                     and ready is not None
                     and (topology.local_rank, topology.local_size) == (rank, together)
                 ):
-                    both.append((pair, as_forward_and_backward(ready)))
+                    both.append((pair, as_forward_and_backward(ready, is_crowded=False)))
             # Nor does any rank make its next unit meanwhile.
             barrier(name=what)
         progress(turn + 1)
@@ -337,9 +339,14 @@ def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[floa
     return share(0), share(1)
 
 
-def as_forward_and_backward(ready: ReadyUnit) -> tuple[float, float]:
-    """Returns the seconds forward and backward of a unit: those of its first sweep, and of all others."""
-    seconds = ready.measure()
+def as_forward_and_backward(ready: ReadyUnit, *, is_crowded: bool) -> tuple[float, float]:
+    """Returns the seconds forward and backward of a unit: those of its first sweep, and of all others.
+
+    Args:
+        ready: the unit.
+        is_crowded: whether more processes measure at the same time than there are processors.
+    """
+    seconds = ready.measure(is_crowded=is_crowded)
     return seconds.get(0, 0.0), sum(taken for sweep, taken in seconds.items() if sweep)
 
 
