@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from tf_keras import layers
 
+from smp_tf.collectives.horovod import sum_wait
 from smp_tf.job import runtime
 from smp_tf.job.exchange import allgather_json
 from smp_tf.keras.optimizer_trials import slots_of
@@ -207,7 +208,7 @@ class Forecast:
             Storage(slots, replicas=runtime.current().topology.replicas),
             Aim(config.optimize),
             UnitTimes(found.times, alone=(1.0, 1.0) if always_beside else found.alone),
-            once=Once(config.check_inputs),
+            once=Once(config.check_inputs, sum_wait=sum_wait()),
         )
         timeline = timeline_of(plan, *costs_of(self.traced.graph, request), split, request)
         if self.updater is not None:

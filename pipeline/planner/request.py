@@ -138,11 +138,13 @@ class Once:
         checks_inputs: whether the ranks of a replica compare their batches.
         stage_sums: how often the stages put numbers together before weights change.
         is_compiled: whether XLA compiles the tasks.
+        sum_wait: seconds until a sum over the replicas begins, once all of them have come to it.
     """
 
     checks_inputs: bool = False
     stage_sums: int = 0
     is_compiled: bool = False
+    sum_wait: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ def _prices(program: Program, costs: Costs, split: Split, request: PlacementRequ
     rings = ranks.rings or (1.0,) * program.stages
     return Prices(
         tuple(
-            Speeds(machine.memory * speed, machine.link * ring) for speed, ring in zip(ranks.speed, rings, strict=True)
+            Speeds(machine.memory * speed, machine.link * ring, request.once.sum_wait)
+            for speed, ring in zip(ranks.speed, rings, strict=True)
         ),
         machine.op_seconds,
         storage.replicas,

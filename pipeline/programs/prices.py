@@ -1,7 +1,7 @@
 """What the tasks take that are done once a step, by what they move: the one place that says it.
 
-WEIGH        a number goes around the ring of the replicas
-REDUCE       gradients go around it: a rank sends and receives 2 (r - 1) / r of them
+WEIGH        a number goes around the ring of the replicas, after the wait for a sum to begin
+REDUCE       gradients go around it, after the same wait: a rank sends and receives 2 (r - 1) / r of them
 APPLY        gradients are read, weights and slots read and written; shared ones then go around the ring
 TELL, SUM    a message to the first stage, and one back
 CHECK        the batch is read, on one step of many
@@ -36,10 +36,12 @@ class Speeds:
     Args:
         memory: bytes a second that one reads or writes.
         ring: bytes a second from one replica to the next.
+        wait: seconds until a sum over the replicas begins, once all of them have come to it.
     """
 
     memory: float
     ring: float
+    wait: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ class Prices:
 
     def of_weigh(self, task: Task) -> float:
         """Returns the seconds of a WEIGH: a number passes every replica twice."""
-        return 2 * (self.replicas - 1) * self.op_seconds
+        return self.stages[task.chunk].wait + 2 * (self.replicas - 1) * self.op_seconds
 
     def of_reduce(self, task: Task) -> float:
         """Returns the seconds of a REDUCE."""
-        return ring_seconds(self._bytes_of(task), self.replicas, self.stages[task.chunk].ring)
+        speeds = self.stages[task.chunk]
+        return speeds.wait + ring_seconds(self._bytes_of(task), self.replicas, speeds.ring)
 
     def of_apply(self, task: Task) -> float:
         """Returns the seconds of an APPLY, what replicas that share slots then give each other included."""

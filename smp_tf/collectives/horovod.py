@@ -16,6 +16,8 @@ from smp_tf.ops.graph_op import run_independently
 
 #: Bytes of Horovod's buffer, where its environment variable does not say them.
 _FUSION_BUFFER = 128 << 20
+#: Milliseconds between two looks of Horovod's thread for work, where its environment variable does not say them.
+_CYCLE = 1.0
 
 
 def averaging_bytes(replicas: int) -> int:
@@ -30,6 +32,15 @@ def averaging_bytes(replicas: int) -> int:
         return 0
     given = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
     return int(given) if given.isdecimal() else _FUSION_BUFFER
+
+
+def sum_wait() -> float:
+    """Returns the seconds until Horovod begins a sum that all replicas have come to: on average half of a cycle."""
+    try:
+        cycle = float(os.environ.get("HOROVOD_CYCLE_TIME", ""))
+    except ValueError:
+        cycle = _CYCLE
+    return cycle / 2 / 1e3
 
 
 class Horovod:

@@ -264,7 +264,6 @@ def measure_in_rounds(
     """
     topology = runtime.current().topology
     together = max(collections.Counter(topology.hosts).values())
-    is_crowded = together > len(os.sched_getaffinity(0))
     measured: Times = {}
     both: list[tuple[Pair, Pair]] = []
     ready: ReadyUnit | None = None
@@ -288,7 +287,7 @@ def measure_in_rounds(
         # Ranks that share a host slow each other down, as in training. A rank that has no unit left measures its last
         # one again, so that the others are not alone.
         barrier(name=what)
-        pair = attempt(functools.partial(as_forward_and_backward, ready, is_crowded=is_crowded)) if ready else None
+        pair = attempt(functools.partial(as_forward_and_backward, ready, together)) if ready is not None else None
         ready = ready if pair is not None else None
         if mine and pair is not None:
             measured[names[turn]] = pair
@@ -300,7 +299,7 @@ def measure_in_rounds(
                     and ready is not None
                     and (topology.local_rank, topology.local_size) == (rank, together)
                 ):
-                    both.append((pair, as_forward_and_backward(ready, is_crowded=False)))
+                    both.append((pair, as_forward_and_backward(ready, 1)))
             # Nor does any rank make its next unit meanwhile.
             barrier(name=what)
         progress(turn + 1)
@@ -339,14 +338,14 @@ def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[floa
     return share(0), share(1)
 
 
-def as_forward_and_backward(ready: ReadyUnit, *, is_crowded: bool) -> tuple[float, float]:
+def as_forward_and_backward(ready: ReadyUnit, together: int) -> tuple[float, float]:
     """Returns the seconds forward and backward of a unit: those of its first sweep, and of all others.
 
     Args:
         ready: the unit.
-        is_crowded: whether more processes measure at the same time than there are processors.
+        together: how many ranks of a host measure at the same time.
     """
-    seconds = ready.measure(is_crowded=is_crowded)
+    seconds = ready.measure(is_crowded=together > len(os.sched_getaffinity(0)))
     return seconds.get(0, 0.0), sum(taken for sweep, taken in seconds.items() if sweep)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf.collectives.horovod import averaging_bytes
+from smp_tf.collectives.horovod import averaging_bytes, sum_wait
 from smp_tf.config.config import Config
 from smp_tf.config.keys import ONE_BIT
 from smp_tf.config.values import kind_of
@@ -299,7 +299,7 @@ class OfflineModel:
             measured,
             Hardware(cluster.stages(stages, replicas).within(config.memory_limit), cluster.machine),
             Fixed(given=given),
-            once=Once(config.check_inputs, is_compiled=config.xla),
+            once=Once(config.check_inputs, is_compiled=config.xla, sum_wait=sum_wait()),
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = costs_of(made.graph, request, plan)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from smp_tf.batch.results import composites_of
-from smp_tf.collectives.horovod import averaging_bytes
+from smp_tf.collectives.horovod import averaging_bytes, sum_wait
 from smp_tf.job import runtime
 from smp_tf.keras import adapter
 from smp_tf.keras.optimizer_trials import slots_of
@@ -125,7 +125,7 @@ def request_for(
         Hardware(ranks),
         Fixed(None if config.auto_partition else config.default_partition, given),
         Outputs(local_outputs, composites_of(lowered.results)),
-        Once(config.check_inputs, _stage_sums_of(traced.models), config.xla),
+        Once(config.check_inputs, _stage_sums_of(traced.models), config.xla, sum_wait()),
     )
 
 

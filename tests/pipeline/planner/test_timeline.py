@@ -55,6 +55,11 @@ def test_replicas_average_before_they_update() -> None:
     assert four.span_of(parse("1WEIGH")).end == 6 * 0.5
 
 
+def test_an_average_begins_after_its_wait() -> None:
+    found = simulated(replicas=2, sum_wait=3.0)
+    assert found.step_time == COMPUTED + 3.0 + 512 / 64 + UPDATE
+
+
 def test_a_slower_ring_is_in_the_time() -> None:
     ranks = Ranks((1.0, 1.0), (1.0, 1.0), (None, None), rings=(0.5, 1.0))
     found = simulated(replicas=2, ranks=ranks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from smp_tf.pipeline.programs.kinds import KINDS, priced
@@ -44,6 +46,15 @@ def test_a_task_is_priced_by_what_it_moves(task: str, seconds: float) -> None:
     price = KINDS[of.kind].price
     assert price is not None
     assert price(PRICES, of) == pytest.approx(seconds)
+
+
+def test_sums_over_replicas_wait_until_the_library_that_adds_up_looks_for_work() -> None:
+    waiting = dataclasses.replace(PRICES, stages=[dataclasses.replace(each, wait=5e-4) for each in PRICES.stages])
+    program = parse_program("0F0 0WEIGH 0REDUCE0 0APPLY1\n1F0 1REDUCE0")
+    longer = {task: seconds - priced(program, PRICES)[task] for task, seconds in priced(program, waiting).items()}
+    assert {str(task): pytest.approx(seconds) for task, seconds in longer.items()} == {
+        "0WEIGH": 5e-4, "0REDUCE0": 5e-4, "1REDUCE0": 5e-4, "0APPLY1": 0.0,
+    }  # fmt: skip
 
 
 def test_shared_slots_are_updated_in_parts_and_weights_go_around() -> None:

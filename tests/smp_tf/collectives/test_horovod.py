@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from smp_tf.collectives.horovod import Horovod, averaging_bytes
+from smp_tf.collectives.horovod import Horovod, averaging_bytes, sum_wait
 from smp_tf.errors import StepError
 
 
@@ -41,3 +41,13 @@ def test_the_buffer_of_horovod_is_what_the_environment_says(monkeypatch: pytest.
     assert [averaging_bytes(replicas) for replicas in (1, 2, 8)] == [0, 128 << 20, 128 << 20]
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1048576")
     assert averaging_bytes(2) == 1 << 20
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(None, 5e-4), ("", 5e-4), ("20", 1e-2), ("0.5", 2.5e-4)])
+def test_a_sum_waits_for_half_a_cycle_of_horovod(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, seconds: float
+) -> None:
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+    if given is not None:
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", given)
+    assert sum_wait() == seconds

@@ -62,7 +62,7 @@ def rounds_of(rank: int, units: int, rounds: int, patch: pytest.MonkeyPatch, loc
     """What one of two ranks of a host does: m makes a unit ready, M measures one, | waits for the other."""
     done: list[str] = []
 
-    def measured(ready: Any) -> tuple[float, float]:
+    def measured(ready: Any, together: int) -> tuple[float, float]:
         done.append(f"M{ready}")
         return 1.0, 1.0
 

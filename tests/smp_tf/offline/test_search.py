@@ -29,6 +29,8 @@ def chain() -> tf_keras.Model:
 def model(keras_defaults: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[OfflineModel]:
     # Horovod's usual buffer is much larger than these models.
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+    # And its usual wait longer than their steps.
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "0")
     with offline():
         yield OfflineModel(chain, batch_size=32)
 
