@@ -108,9 +108,9 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     in the same order.
 
     Args:
-        gradients: one entry per variable: a dense tensor of floats; `tf.IndexedSlices`, whose values are squared as
-            they are, as in TensorFlow; a gradient that a step returned, whose average is taken; or None for a gradient
-            that another rank has or that does not exist.
+        gradients: one entry per variable. It is a dense tensor of floats, or `tf.IndexedSlices`: their values are
+            squared as they are, as in TensorFlow. Of a gradient that a step returned, the average is taken. None stands
+            for a gradient that another rank has, or that does not exist.
 
     Returns:
         A scalar, the same on every rank: sqrt(sum of all squares), or 0 where there is none. Its type is the widest

@@ -62,9 +62,9 @@ def updates_rows(optimizer: Any) -> bool:
     """Returns whether an optimizer updates some rows of a weight alone as it updates them within the whole.
 
     This is tried out when it is first asked, on copies: one updates a small matrix, another one its upper and its lower
-    rows. Adafactor, which looks at columns, does not pass, nor does an optimizer that clips each gradient by its norm.
-    These do not count as passing, either: an optimizer that cannot be copied, one that changes nothing in some updates,
-    and one whose class has its own `apply_gradients`, which may send something.
+    rows. Adafactor looks at columns, and does not pass. Nor does an optimizer that clips each gradient by its norm,
+    cannot be copied, or changes nothing in some updates. Nor does one whose class has its own `apply_gradients`, since
+    that may send something.
 
     Args:
         optimizer: any Keras optimizer.

@@ -104,7 +104,7 @@ class LossCoefficients:
         self._functions: list[_Coefficients] = []
         #: The calls whose losses microbatches do not average to that of the batch.
         self.calls: list[CallCoefficients] = []
-        #: Numbers of other calls of which it cannot be told how their losses count samples.
+        #: Numbers of other calls, where nothing tells how their losses count samples.
         self.unknown: list[int] = []
         for number, targets in enumerate(of_whole.targets):
             if weighed is not None and number not in weighed:
