@@ -38,11 +38,13 @@ class Cut:
         part: the same tensor in a microbatch's graph.
         axis: the axis along which the microbatches are joined; None for a tensor that is the same in all of them, since
             it depends on no sample.
+        blocks: of how many blocks of rows it consists, each with a row a sample.
     """
 
     whole: Tensor
     part: Tensor
     axis: int | None
+    blocks: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def find_tail(
     *,
     begins_at_model: bool = False,
     of_samples: bool = True,
+    runs_layers: bool = False,
 ) -> Tail:
     """Finds the tail of a step that gives some of its results.
 
@@ -90,12 +93,20 @@ def find_tail(
         begins_at_model: whether cuts are only made where a tensor depends on a model. All else is computed of the
             arguments.
         of_samples: whether samples may go into it. Otherwise results are made of gradients and weights alone.
+        runs_layers: whether layers with weights may be part of the tail, as where it is computed a single time.
 
     Returns:
         The tail of the results that can be computed, and why the others cannot.
     """
     found = {
-        name: _Walk(whole, rows, frozenset(gradients), begins_at_model, of_samples).back_from(targets)
+        name: _Walk(
+            whole,
+            rows,
+            frozenset(gradients),
+            begins_at_model=begins_at_model,
+            of_samples=of_samples,
+            runs_layers=runs_layers,
+        ).back_from(targets)
         for name, targets in wanted.items()
     }
     left_out = {name: walk.obstacle for name, walk in found.items() if walk.obstacle is not None}
@@ -126,12 +137,18 @@ def tail_from(graph: OpGraph, cuts: Sequence[Cut], results: Mapping[str, tuple[T
     stack = [tensor for tensors in results.values() for tensor in tensors if isinstance(tensor, Tensor)]
     nodes: set[int] = set()
     shapes: dict[Tensor, tuple[int | None, ...]] = {}
+    after: set[int] = set()
+    for number, node in enumerate(graph.nodes):
+        if any(tensor in begins or tensor.node in after for tensor in node.inputs):
+            after.add(number)
     while stack:
         tensor = stack.pop()
         node = graph.nodes[tensor.node]
         if tensor in begins or tensor.node in nodes:
             continue
-        shape = graph.type_of(node.inputs[0]).shape if node.op == "Shape" else None
+        # The shape of what is made of the cuts is made of them too.
+        is_before = node.op == "Shape" and tensor.node not in after
+        shape = graph.type_of(node.inputs[0]).shape if is_before else None
         if shape is not None and shape.count(None) <= 1:
             shapes[tensor] = shape
         else:
@@ -153,13 +170,21 @@ class _Walk:
     """The way back from one result to where its tail begins."""
 
     def __init__(
-        self, whole: OpGraph, rows: Rows, gradients: frozenset[Tensor], begins_at_model: bool, of_samples: bool
+        self,
+        whole: OpGraph,
+        rows: Rows,
+        gradients: frozenset[Tensor],
+        *,
+        begins_at_model: bool,
+        of_samples: bool,
+        runs_layers: bool,
     ) -> None:
         self._whole = whole
         self._rows = rows
         self._gradients = gradients
         self._begins_at_model = begins_at_model
         self._of_samples = of_samples
+        self._runs_layers = runs_layers
         self.used: set[Tensor] = set()
         self.nodes: set[int] = set()
         self.cuts: dict[Tensor, Cut] = {}
@@ -201,7 +226,15 @@ class _Walk:
         if node.op == VARIABLE and content.weights and not (self._gradients and self._is_read_only(node)):
             self.obstacle = "it reads a weight of the model in another way for a batch than for a microbatch"
             return ()
+        if node.call and not self._runs_layers and self._uses_weights(node):
+            self.obstacle = f"a layer would have to run again for the whole batch (op {node.name!r})"
+            return ()
         return self._through(tensor.node)
+
+    def _uses_weights(self, node: Node) -> bool:
+        """Returns whether a node makes something of weights and samples, as the layers of a model do."""
+        given = [self._rows.of(tensor) for tensor in node.inputs]
+        return any(c.samples for c in given) and any(c.weights and not c.samples for c in given)
 
     def _through(self, number: int) -> list[Tensor]:
         """Notes that a node belongs to the tail, and returns what it needs."""
@@ -233,5 +266,5 @@ class _Walk:
         is_same = of_weights_alone and not self._rows.differs(tensor)
         if content.rows is None and not is_same:
             return False
-        self.cuts[tensor] = Cut(tensor, other, content.rows)
+        self.cuts[tensor] = Cut(tensor, other, content.rows, content.blocks if content.rows == 0 else 1)
         return True

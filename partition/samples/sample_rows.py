@@ -17,6 +17,8 @@ that mixes samples (batch normalisation) sees microbatches. That does not concer
 from __future__ import annotations
 
 import dataclasses
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -44,6 +46,11 @@ _FILLED = {"ZerosLike": 0, "OnesLike": 1}
 _ROW_BY_ROW = named("All Any ArgMax ArgMin BiasAdd ExpandDims Max Mean Min OneHot Prod Squeeze Sum TopKV2")
 #: Ops that repeat what they are given.
 _REPEATS = frozenset({"BroadcastTo", "Fill", "OnesLike", "Reshape", "Tile", "ZerosLike"})
+#: What ops compute of whole numbers, such as where a slice begins.
+_OF_NUMBERS: dict[str, Callable[..., int]] = {
+    "Add": operator.add, "AddV2": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Neg": operator.neg,
+    "FloorDiv": operator.floordiv, "Cast": int, "Identity": int,
+}  # fmt: skip
 #: Ops on images that treat each image by itself.
 _BY_SAMPLE = named("AvgPool AvgPool3D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D")
 
@@ -58,6 +65,8 @@ class Content:
         weights: whether it depends on variables of a model.
         gradients: whether it depends on gradients.
         random: whether it depends on random numbers that are no rows. Then every microbatch has other numbers.
+        blocks: how many rows a sample has where they come in blocks of all samples, one block after the other. Two
+            views of every sample that are joined, for one call of a model, are two.
     """
 
     rows: int | None = None
@@ -65,6 +74,7 @@ class Content:
     weights: bool = False
     gradients: bool = False
     random: bool = False
+    blocks: int = 1
 
 
 class Rows(Protocol):
@@ -213,13 +223,70 @@ class SampleRows:
         random = any(c.random for c in given)
         if node.backward and not gradients:
             return self._of_backward(tensor, given, Content(only, samples, weights, random=random))
+        if (blocks := self._rearranged(node, tensor, given)) is not None and not gradients:
+            return Content(0, samples, weights, blocks=blocks)
+        blocks = max((c.blocks for c in given if c.samples), default=1)
         if node.call:
+            if blocks > 1 and self._has_blocks(tensor, blocks):
+                return Content(0, samples, weights, gradients, blocks=blocks)
             # What a layer gives holds rows where it holds samples. There is one exception: a tensor that only the layer
             # itself uses, made of a number that it has computed of all samples, as for a metric.
-            is_rows = only is not None and (samples or weights) and not self._is_mixed_within(number, tensor, given)
-            return Content(only if is_rows else None, samples or is_rows, weights, gradients, random and not is_rows)
+            # What follows the number of samples, such as their numbers in a row, starts anew for every microbatch.
+            is_rows = only is not None and (samples or weights) and number not in self._constants[0]
+            is_rows = is_rows and not self._is_mixed_within(number, tensor, given)
+            rows = only if is_rows else None
+            return Content(
+                rows, samples or is_rows, weights, gradients, random and not is_rows, 1 if is_rows else blocks
+            )
         rows = 0 if samples and not gradients and self._keeps_rows(node, tensor, given) else None
-        return Content(rows, samples, weights, gradients, random and rows is None)
+        return Content(rows, samples, weights, gradients, random and rows is None, blocks)
+
+    def _rearranged(self, node: Node, tensor: Tensor, given: list[Content]) -> int | None:
+        """Returns the number of blocks where blocks of samples are joined, or taken apart; None elsewhere."""
+        if node.op == "ConcatV2":
+            values, blocks = given[:-1], sum(c.blocks for c in given[:-1])
+            is_along_rows = self._value_of(node.inputs[-1]) == [0]
+        elif node.op == "Split":
+            values, blocks = given[1:], given[1].blocks // len(node.outputs)
+            is_along_rows = self._value_of(node.inputs[0]) == [0]
+        elif node.op == "StridedSlice":
+            values, blocks = given[:1], self._sliced_blocks(node, given[0].blocks)
+            is_along_rows = True
+        else:
+            return None
+        is_rearranged = is_along_rows and blocks and all(c.rows == 0 for c in values)
+        return blocks if is_rearranged and self._has_blocks(tensor, blocks) else None
+
+    def _sliced_blocks(self, node: Node, blocks: int) -> int:
+        """Returns how many whole blocks a slice takes; 0 where it takes other things."""
+        masks = node_def_pb2.NodeDef.FromString(node.definition).attr
+        begin, end, strides = (self._value_of(tensor) for tensor in node.inputs[1:])
+        if (masks["ellipsis_mask"].i | masks["new_axis_mask"].i | masks["shrink_axis_mask"].i) & 1:
+            return 0
+        if not (begin and end and strides) or strides[0] != 1:
+            return 0
+        first = 0 if masks["begin_mask"].i & 1 else begin[0]
+        last = blocks * self._samples if masks["end_mask"].i & 1 else end[0]
+        first, last = (place + blocks * self._samples * (place < 0) for place in (first, last))
+        return 0 if first % self._samples or last % self._samples else (last - first) // self._samples
+
+    def _has_blocks(self, tensor: Tensor, blocks: int) -> bool:
+        """Returns whether a tensor is as long as so many blocks of samples."""
+        lengths = self._lengths(tensor)
+        return bool(lengths) and lengths[0][0] == blocks * self._samples and self._keeps_length(tensor, lengths[0][0])
+
+    def _value_of(self, tensor: Tensor) -> list[int]:
+        """Returns whole numbers that are constants, or are computed of constants; none for anything else."""
+        node = self._whole.nodes[tensor.node]
+        if node.op == "Const":
+            value = node_def_pb2.NodeDef.FromString(node.definition).attr["value"].tensor
+            return [int(number) for number in tensor_util.MakeNdarray(value).reshape(-1)]
+        given = [self._value_of(t) for t in node.inputs] if node.op in _OF_NUMBERS or node.op == "Pack" else []
+        if not given or any(len(values) != 1 for values in given):
+            return []
+        if node.op == "Pack":
+            return [values[0] for values in given]
+        return [] if given[-1] == [0] else [_OF_NUMBERS[node.op](*(values[0] for values in given))]
 
     def _of_backward(self, tensor: Tensor, given: list[Content], found: Content) -> Content:
         """Returns what a tensor of a backward pass is made of that no gradient of a variable goes into.
@@ -255,14 +322,15 @@ class SampleRows:
     def _keeps_rows(self, node: Node, tensor: Tensor, given: list[Content]) -> bool:
         """Returns whether every row of an output is made of the same row of all inputs that hold samples."""
         # What a reshape is given besides is a shape, in which the number of samples may be.
-        if any(c.samples and c.rows != 0 for c in (given[:1] if node.op == "Reshape" else given)):
+        holding = [c for c in (given[:1] if node.op == "Reshape" else given) if c.samples]
+        if any(c.rows != 0 or c.blocks != holding[0].blocks for c in holding):
             return False
         shape = self._whole.type_of(tensor).shape
         if not shape or shape[0] is None or self.differs(tensor) in (None, ()):
             return False
         if node.op == "Reshape":
             # In row-major order the elements of a sample stay together, in the same number of rows for each sample.
-            return shape[0] % self._samples == 0 and self._keeps_length(tensor, shape[0])
+            return shape[0] % (self._samples * given[0].blocks) == 0 and self._keeps_length(tensor, shape[0])
         shapes = [self._whole.type_of(t).shape for t in node.inputs]
         of_samples = [s for c, s in zip(given, shapes, strict=True) if c.samples]
         if any(not s or s[0] != shape[0] for s in of_samples):

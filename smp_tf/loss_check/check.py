@@ -43,6 +43,7 @@ from smp_tf.steps.program import SplitProgram
 from smp_tf.steps.trace import StepTrace
 from smp_tf.whole_batch.batch_results import follows_state, named_leaves
 from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.tail_graph import joined_cut
 
 _WAY_OUT = "train with microbatches=1 on one replica"
 
@@ -133,7 +134,7 @@ class LossCheck:
             written = {id(ours[index]) for node in self._part_graph.nodes for index in node.writes}
             writers = writers_of_states(self._graph).items()
             wanted.update({state_name(i): numbers for i, numbers in writers if id(variables[i]) in written})
-        self._tail = find_tail(self._graph, self._rows, wanted)
+        self._tail = find_tail(self._graph, self._rows, wanted, runs_layers=True)
         self._numbers = {name: tensors for name, tensors in numbers.items() if name in self._tail.results}
         kept = [cut.part for cut in self._tail.cuts]
         kept += [tensor for tensors in self._numbers.values() for tensor in tensors]
@@ -259,7 +260,7 @@ class LossCheck:
         cuts = []
         for cut in self._tail.cuts:
             parts = [value for replica in by_replica for value in replica.kept[place[cut.part]]]
-            cuts.append(parts[0] if cut.axis is None else np.concatenate(parts, cut.axis))
+            cuts.append(parts[0] if cut.axis is None else np.asarray(joined_cut(cut, parts)))
         whole = values.compute(cuts, self._joined_arguments(program, by_replica))
         sizes = [n for samples in self._samples for n in sizes_of(samples, program.microbatches)]
         scale, itemsize = _size_of(cuts), self._itemsize

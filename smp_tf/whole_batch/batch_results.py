@@ -29,7 +29,7 @@ from smp_tf.steps.trace import StepTrace
 from smp_tf.variables import store
 from smp_tf.whole_batch.gradient_calls import UNKNOWN_GRADIENT
 from smp_tf.whole_batch.joined_tail import JoinedTail
-from smp_tf.whole_batch.tail_graph import TailGraph
+from smp_tf.whole_batch.tail_graph import TailGraph, joined_cut
 from smp_tf.whole_batch.used_gradients import UsedGradients, applied_name
 
 #: The bytes that stages tell each other in every step, from which on a message says so.
@@ -231,11 +231,7 @@ class BatchResults:
             What was computed.
         """
         tail = self._chosen.tail
-        # A variable of the model that microbatches write, such as a moving average, is what the last one leaves.
-        cuts = [
-            output.outputs[-1] if cut.axis is None else tf.concat(output.outputs, cut.axis)
-            for cut, output in zip(tail.cuts, found[CUTS], strict=True)
-        ]
+        cuts = [joined_cut(cut, output.outputs) for cut, output in zip(tail.cuts, found[CUTS], strict=True)]
         given = tf.nest.flatten(list(tensors), expand_composites=True)
         arguments = {number: given[number] for number in tail.arguments}
         joined, own, mine = self.joined, cuts, arguments

@@ -21,6 +21,7 @@ from smp_tf.job import runtime
 from smp_tf.partition.graph.op_graph import ARGUMENT, UNSENDABLE_DTYPES, OpGraph, Tensor
 from smp_tf.partition.samples.batch_tail import Tail
 from smp_tf.partition.samples.sample_rows import SampleRows
+from smp_tf.whole_batch.tail_graph import blocks_swapped, by_block, in_a_row
 
 
 class JoinedTail:
@@ -37,7 +38,7 @@ class JoinedTail:
         self._graph = graph
         self._tail = tail
         self._held = frozenset(number for number in tail.arguments if rows.holds_samples(number))
-        cuts = [[self._name_of(cut.whole), cut.axis] for cut in tail.cuts]
+        cuts = [[self._name_of(cut.whole), cut.axis, cut.blocks] for cut in tail.cuts]
         #: What has to be the same on all replicas, as JSON holds it.
         self.key: list[Any] = [cuts, list(tail.arguments), sorted(tail.results)]
         digest = hashlib.sha1(json.dumps([step, self.key]).encode()).hexdigest()[:12]
@@ -75,12 +76,20 @@ class JoinedTail:
             arguments: the step's tensor arguments that the tail reads, of this replica, by number.
             samples: the samples of this replica's batch.
         """
-        axes = [cut.axis for cut in self._tail.cuts]
-        given = [(cut, axis) for cut, axis in zip(cuts, axes, strict=True) if axis is not None]
+        ours = list(zip(self._tail.cuts, cuts, strict=True))
+        given = [
+            (value, cut.axis) if cut.blocks == 1 else (blocks_swapped(by_block(value, cut.blocks)), 0)
+            for cut, value in ours
+            if cut.axis is not None
+        ]
         held = sorted(self._held)
         given += [(arguments[number], 0) for number in held]
         found = iter(join_rows(given, samples, self._name))
-        joined = [cut if axis is None else next(found) for cut, axis in zip(cuts, axes, strict=True)]
+        joined = [value if cut.axis is None else next(found) for cut, value in ours]
+        joined = [
+            value if cut.blocks == 1 else in_a_row(blocks_swapped(value))
+            for cut, value in zip(self._tail.cuts, joined, strict=True)
+        ]
         return joined, {**arguments, **{number: next(found) for number in held}}
 
     def _name_of(self, tensor: Tensor) -> str:

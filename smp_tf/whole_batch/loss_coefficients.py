@@ -22,8 +22,10 @@ first, alone (`forward_alone.py`), and coefficients are computed of its outputs,
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -33,12 +35,12 @@ from smp_tf.batch.microbatches import sizes_of
 from smp_tf.batch.output import StepOutput
 from smp_tf.errors import StepError
 from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
-from smp_tf.partition.samples.batch_tail import Cut, Tail, find_tail, tail_from
+from smp_tf.partition.samples.batch_tail import Tail, find_tail, tail_from
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.trace import StepTrace
 from smp_tf.whole_batch.forward_alone import NotAloneError, needed_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
-from smp_tf.whole_batch.tail_graph import TailGraph
+from smp_tf.whole_batch.tail_graph import TailGraph, blocks_swapped, by_block, joined_cut
 
 #: Ops of whose inputs only type and shape matter.
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"})
@@ -61,6 +63,8 @@ class CallCoefficients:
         shared: positions of other tensors that are the same for all samples. Their coefficients are given with a row
             a sample, all alike.
         follows_model: whether coefficients depend on what the model gives for the batch.
+        blocks: by position of a tensor of several blocks of rows, how many. Its coefficients are given with one
+            dimension more, behind the first: that of the blocks.
     """
 
     number: int
@@ -68,6 +72,7 @@ class CallCoefficients:
     constants: Mapping[int, np.ndarray]
     shared: frozenset[int] = frozenset()
     follows_model: bool = False
+    blocks: Mapping[int, int] = field(default_factory=dict)
 
 
 class LossCoefficients:
@@ -141,7 +146,8 @@ class LossCoefficients:
         values = function(made, function.zeros(self._samples))
         fixed = {place for place, cut in enumerate(cuts) if cut.axis is None}
         constants = {place: values[place].numpy() for place in fixed if function.is_constant(place)}
-        return CallCoefficients(number, names, constants, frozenset(fixed - constants.keys()), follows)
+        blocks = {place: cut.blocks for place, cut in enumerate(cuts) if cut.blocks > 1}
+        return CallCoefficients(number, names, constants, frozenset(fixed - constants.keys()), follows, blocks)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -154,16 +160,13 @@ class LossCoefficients:
         Args:
             outputs: the tensors of all microbatches.
         """
-        axes = [
-            cut.axis
+        cuts = [
+            cut
             for call, function in zip(self.calls, self._functions, strict=True)
             if call.follows_model
             for cut in function.tail.cuts
         ]
-        return [
-            output.outputs[0] if axis is None else tf.concat(output.outputs, axis)
-            for axis, output in zip(axes, outputs, strict=True)
-        ]
+        return [joined_cut(cut, output.outputs) for cut, output in zip(cuts, outputs, strict=True)]
 
     def of(self, arguments: Sequence[Any], outputs: Sequence[tf.Tensor] | None = None) -> list[tf.Tensor]:
         """Returns the coefficients for a batch, call by call: a row for each sample.
@@ -181,11 +184,15 @@ class LossCoefficients:
                 given = [next(left) for _ in given]
             values = function({number: arguments[number] for number in function.arguments}, given)
             found += [
-                tf.repeat(value[tf.newaxis], self._samples, axis=0) if place in call.shared else value
-                for place, value in enumerate(values)
-                if place not in call.constants
+                self._by_sample(call, place, value) for place, value in enumerate(values) if place not in call.constants
             ]
         return found
+
+    def _by_sample(self, call: CallCoefficients, place: int, value: tf.Tensor) -> tf.Tensor:
+        """Returns the coefficients of a tensor with a row a sample."""
+        if place in call.shared:
+            return tf.repeat(value[tf.newaxis], self._samples, axis=0)
+        return blocks_swapped(by_block(value, call.blocks[place])) if place in call.blocks else value
 
 
 class _Coefficients:
@@ -198,9 +205,9 @@ class _Coefficients:
 
     def __init__(self, traced: StepTrace, tail: Tail) -> None:
         self.tail = tail
-        self._graph = traced.lowered.graph
+        self.graph = traced.lowered.graph
         tail_graph = TailGraph(traced, tail)
-        nodes = {self._graph.nodes[number].source: number for number in tail.nodes if self._is_argument(number)}
+        nodes = {self.graph.nodes[number].source: number for number in tail.nodes if self._is_argument(number)}
         #: By number of an argument that it reads, its type.
         self.arguments = {number: self._spec(Tensor(nodes[number], 0)) for number in tail.arguments}
 
@@ -236,23 +243,29 @@ class _Coefficients:
         """
         found = []
         for cut in self.tail.cuts:
-            kind = self._graph.type_of(cut.whole)
+            kind = self.graph.type_of(cut.whole)
             shape = list(kind.shape or ())
             if cut.axis is not None and shape[cut.axis] is None:
-                shape[cut.axis] = samples
+                shape[cut.axis] = samples * cut.blocks
             found.append(tf.TensorSpec(shape, kind.dtype))
         return found
 
-    def shapes(self, samples: int) -> list[np.ndarray]:
-        """Returns the shapes that the tail begins at, besides its tensors.
+    def shapes(self, whole: OpGraph, share: Fraction) -> list[np.ndarray]:
+        """Returns the shapes that a microbatch's tail begins at, besides its tensors.
 
         Args:
-            samples: what is put for a length that is open.
+            whole: the whole batch's graph, in which every length is known.
+            share: of the samples, the part that is in the microbatch. An open length is this part of what it is there.
         """
-        return [
-            np.array([samples if d is None else d for d in shape], self._graph.type_of(tensor).dtype)
-            for tensor, shape in self.tail.shapes.items()
-        ]
+        found = []
+        for tensor, shape in self.tail.shapes.items():
+            of = self.graph.nodes[tensor.node].inputs[0]
+            there = whole.type_of(Tensor(whole.number_of[self.graph.nodes[of.node].name], of.index)).shape or ()
+            if [None if d is None else w for d, w in zip(shape, there, strict=False)] != list(shape):
+                raise LookupError(f"{self.graph.nodes[of.node].name!r} is another tensor in the whole batch's graph")
+            values = [int((w or 0) * share) if d is None else d for d, w in zip(shape, there, strict=True)]
+            found.append(np.array(values, self.graph.type_of(tensor).dtype))
+        return found
 
     def zeros(self, samples: int) -> list[tf.Tensor]:
         """Returns zeros of the types of the tensors where the tail begins.
@@ -290,10 +303,10 @@ class _Coefficients:
         return {position[name] for name in seen if name in position}
 
     def _is_argument(self, number: int) -> bool:
-        return self._graph.nodes[number].op == ARGUMENT
+        return self.graph.nodes[number].op == ARGUMENT
 
     def _spec(self, tensor: Tensor) -> tf.TensorSpec:
-        kind = self._graph.type_of(tensor)
+        kind = self.graph.type_of(tensor)
         return tf.TensorSpec(kind.shape, kind.dtype)
 
 
@@ -313,7 +326,7 @@ def _coefficients(
     tail = find_tail(graph, rows, {_LOSS: targets}, begins_at_model=True)
     if tail.left_out or not tail.cuts or len(in_part) != len(targets):
         return None
-    cuts = tuple(Cut(cut.part, cut.part, cut.axis) for cut in tail.cuts)
+    cuts = tuple(dataclasses.replace(cut, whole=cut.part) for cut in tail.cuts)
     of_batch = _Coefficients(whole, tail)
     of_microbatch = _Coefficients(part, tail_from(own, cuts, {_LOSS: tuple(in_part)}))
     if not set(of_microbatch.arguments) <= set(of_batch.arguments):
@@ -335,14 +348,14 @@ def _is_average(
         finite |= all(np.isfinite(value).all() for value in whole)
         begin = 0
         for size in sizes_of(samples, microbatches):
-            at = range(begin, begin + size)
             own = {n: v[begin : begin + size] if rows.holds_samples(n) else v for n, v in made.items()}
-            given = [v if c.axis is None else np.take(v, at, c.axis) for c, v in zip(cuts, values, strict=True)]
-            given += of_microbatch.shapes(size)
-            for cut, of_all, of_part in zip(cuts, whole, of_microbatch(own, given), strict=False):
+            at = [[b * samples + n for b in range(c.blocks) for n in range(begin, begin + size)] for c in cuts]
+            given = [v if c.axis is None else np.take(v, i, c.axis) for c, v, i in zip(cuts, values, at, strict=True)]
+            given += of_microbatch.shapes(of_batch.graph, Fraction(size, samples))
+            for cut, of_all, of_part, rows_of in zip(cuts, whole, of_microbatch(own, given), at, strict=False):
                 wanted, found = of_all, of_part.numpy()
                 if cut.axis is not None:
-                    wanted, found = np.take(of_all, at, cut.axis) * samples, found * size
+                    wanted, found = np.take(of_all, rows_of, cut.axis) * samples, found * size
                 if not _is_alike(wanted, found):
                     return False
             begin += size

@@ -9,13 +9,56 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SOURCES, VARIABLE, Tensor
-from smp_tf.partition.samples.batch_tail import Tail
+from smp_tf.partition.samples.batch_tail import Cut, Tail
 from smp_tf.partition.samples.tail_places import TailPlaces
 from smp_tf.steps.trace import StepTrace
 from smp_tf.tf_internals import op_by_op
 
 #: Takes tensors of this stage, or None for those of another stage, and returns the tensors for all stages.
 Tell = Callable[[Sequence[tuple[Any, Any]]], Sequence[tf.Tensor]]
+
+
+def joined_cut(cut: Cut, parts: Sequence[Any]) -> Any:
+    """Returns a tensor of a whole batch where a tail begins.
+
+    Args:
+        cut: the tensor.
+        parts: the same tensor of each microbatch.
+    """
+    if cut.axis is None:
+        # A variable of the model that microbatches write, such as a moving average, is what the last one leaves.
+        return parts[-1]
+    if cut.blocks == 1:
+        return tf.concat(parts, cut.axis)
+    return in_a_row(tf.concat([by_block(part, cut.blocks) for part in parts], 1))
+
+
+def by_block(value: Any, blocks: int) -> tf.Tensor:
+    """Returns rows with one more dimension in front, that of their blocks.
+
+    Args:
+        value: the rows, one block after the other.
+        blocks: number of blocks.
+    """
+    return tf.reshape(value, tf.concat([[blocks, -1], tf.shape(value)[1:]], 0))
+
+
+def in_a_row(value: tf.Tensor) -> tf.Tensor:
+    """Returns rows without the dimension in front, one block after the other.
+
+    Args:
+        value: the rows, by block.
+    """
+    return tf.reshape(value, tf.concat([[-1], tf.shape(value)[2:]], 0))
+
+
+def blocks_swapped(value: tf.Tensor) -> tf.Tensor:
+    """Returns rows with the dimension of blocks behind that of samples, or the other way round.
+
+    Args:
+        value: the rows, with both as first dimensions.
+    """
+    return tf.transpose(value, tf.concat([[1, 0], tf.range(2, tf.rank(value))], 0))
 
 
 class TailGraph:

@@ -15,6 +15,7 @@ from smp_tf.announce import announce
 from smp_tf.job import runtime
 from smp_tf.steps.step import Step
 from smp_tf.whole_batch.loss_coefficients import CallCoefficients, LossCoefficients
+from smp_tf.whole_batch.tail_graph import blocks_swapped, in_a_row
 
 #: The name under which a forward pass gives the tensors that coefficients are computed of.
 OUTPUTS = "outputs"
@@ -137,6 +138,8 @@ def replaced_losses(
                 elif place not in call.constants:
                     # Averages weigh a microbatch by its share of the samples.
                     value *= factor(value.dtype)
+                if place in call.blocks:
+                    value = in_a_row(blocks_swapped(value))
                 if value.dtype.is_floating or value.dtype.is_complex:
                     found.append((name, value))
         return found

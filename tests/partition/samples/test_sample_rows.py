@@ -53,3 +53,40 @@ def test_zeros_in_the_shape_of_the_samples_are_rows_and_others_of_that_length_ar
         builder.argument((n, 3))
         graphs.append(builder.graph(constant(builder, shape)))
     assert SampleRows(*graphs, 8).of(graphs[0].outputs[0]).rows == rows
+
+
+def two_views(n: int, *, stacked: bool) -> tuple[OpGraph, dict[str, Tensor]]:
+    """A layer that is given two views of n samples, one after the other or sample by sample, and what comes of it."""
+    builder = GraphBuilder()
+    x, kernel = builder.argument((n, 4)), builder.variable("net/kernel", (4, 3))
+    dense, axis = builder.call("net/dense"), constant_of(builder, [0])
+    if stacked:
+        joined = builder.add("ConcatV2", x, builder.add("Neg", x, shape=(n, 4)), axis, shape=(2 * n, 4))
+    else:
+        pairs = builder.add("Pack", x, builder.add("Neg", x, shape=(n, 4)), shape=(n, 2, 4))
+        joined = builder.add("Reshape", pairs, constant_of(builder, [-1, 4]), shape=(2 * n, 4))
+    out = builder.add("MatMul", joined, builder.read(kernel, dense), call=dense, shape=(2 * n, 3))
+    squares = builder.add("Square", out, shape=(2 * n, 3))
+    similar = builder.add("MatMul", squares, squares, shape=(2 * n, 2 * n))
+    found = {"joined": joined, "out": out, "squares": squares, "similar": similar}
+    return builder.graph(similar), found
+
+
+def constant_of(builder: GraphBuilder, values: list[int]) -> Tensor:
+    definition = node_def_pb2.NodeDef(name=f"numbers_{len(values)}", op="Const")
+    definition.attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(values))
+    return builder.add("Const", shape=(len(values),), definition=definition.SerializeToString())
+
+
+def test_two_views_of_all_samples_are_two_blocks_of_rows_behind_a_layer_too() -> None:
+    (whole, found), (part, _) = two_views(8, stacked=True), two_views(2, stacked=True)
+    rows = SampleRows(whole, part, 8)
+    told = {name: (rows.of(tensor).rows, rows.of(tensor).blocks) for name, tensor in found.items()}
+    assert told == {"joined": (0, 2), "out": (0, 2), "squares": (0, 2), "similar": (None, 2)}
+
+
+def test_copies_of_each_sample_one_by_one_are_no_blocks() -> None:
+    (whole, found), (part, _) = two_views(8, stacked=False), two_views(2, stacked=False)
+    rows = SampleRows(whole, part, 8)
+    assert rows.of(found["out"]).rows is None
+    assert {rows.of(tensor).blocks for tensor in found.values()} == {1}

@@ -58,6 +58,21 @@ def classifier() -> tf_keras.Model:
     return tf_keras.Sequential([layers.Dense(8, activation="tanh", input_shape=(6,)), layers.Dense(3)])
 
 
+class Counting(layers.Layer):
+    """Reads what it has just written, so that no forward pass may run ahead of the step."""
+
+    def build(self, shape: Any) -> None:
+        self.calls = self.add_weight("calls", (), trainable=False, initializer="zeros")
+
+    def call(self, inputs: Any) -> Any:
+        self.calls.assign_add(1.0)
+        return inputs + 0.0 * self.calls
+
+
+def counting() -> tf_keras.Model:
+    return tf_keras.Sequential([layers.Dense(8, input_shape=(6,)), Counting(), layers.Dense(3)], "counting")
+
+
 def fit(model: Any, y: Any = Y, **compiled: Any) -> dict[str, Any]:
     model.compile(tf_keras.optimizers.SGD(0.1), **compiled)
     history = model.fit(X, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
@@ -97,7 +112,7 @@ def test_another_loss_is_refused_with_both_values_and_the_cause(
 ) -> None:
     init(microbatches=4)
     with pytest.raises(StepError, match=words):
-        fit(smp.DistributedModel(classifier), loss=loss)
+        fit(smp.DistributedModel(counting), loss=loss)
 
 
 def test_one_microbatch_needs_no_check(init: Callable[..., None]) -> None:
@@ -107,14 +122,14 @@ def test_one_microbatch_needs_no_check(init: Callable[..., None]) -> None:
 
 def test_who_wants_another_training_says_so(init: Callable[..., None], capfd: pytest.CaptureFixture[str]) -> None:
     init(microbatches=4, check_losses=False)
-    fit(smp.DistributedModel(classifier), loss=rooted)
+    fit(smp.DistributedModel(counting), loss=rooted)
     assert "another training" not in capfd.readouterr().err
 
 
 def test_a_warning_is_given_once(init: Callable[..., None], capfd: pytest.CaptureFixture[str]) -> None:
     init(microbatches=4, check_losses="warn")
-    fit(smp.DistributedModel(lambda: tf_keras.Sequential([layers.Dense(3, input_shape=(6,))], "warned")), loss=rooted)
-    assert capfd.readouterr().err.count("train_step of model 'warned' is another training in microbatches") == 1
+    fit(smp.DistributedModel(counting), loss=rooted)
+    assert capfd.readouterr().err.count("train_step of model 'counting' is another training in microbatches") == 1
 
 
 class AddsLoss(layers.Layer):
@@ -129,15 +144,16 @@ class AddsLoss(layers.Layer):
         return inputs
 
 
-def with_added_loss(reduce: Callable[[Any], Any]) -> tf_keras.Model:
-    return tf_keras.Sequential([layers.Dense(3, input_shape=(6,), kernel_regularizer="l2"), AddsLoss(reduce)])
+def with_added_loss(reduce: Callable[[Any], Any], *before: layers.Layer) -> tf_keras.Model:
+    return tf_keras.Sequential([layers.Dense(3, input_shape=(6,), kernel_regularizer="l2"), *before, AddsLoss(reduce)])
 
 
 def test_a_loss_that_a_layer_adds_is_looked_at_where_the_layer_makes_it(init: Callable[..., None]) -> None:
     init(microbatches=4)
     compare(lambda: with_added_loss(tf.reduce_mean), loss="mse")
+    model = smp.DistributedModel(lambda: with_added_loss(lambda x: tf.sqrt(tf.reduce_mean(x)), Counting()))
     with pytest.raises(StepError, match="is computed of an average"):
-        fit(smp.DistributedModel(lambda: with_added_loss(lambda x: tf.sqrt(tf.reduce_mean(x)))), loss="mse")
+        fit(model, loss="mse")
 
 
 def test_a_state_that_microbatches_write_is_compared(init: Callable[..., None]) -> None:

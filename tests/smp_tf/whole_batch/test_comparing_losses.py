@@ -13,6 +13,7 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf import announce
+from smp_tf.errors import StepError
 from tests.full_only import params
 from tests.smp_tf.whole_batch.own_gradients import Uses
 from tests.smp_tf.whole_batch.own_losses import COMPARING, compare, in_batch_softmax, rooted
@@ -89,6 +90,93 @@ def test_two_views_of_a_batch_are_compared(init: Callable[..., None]) -> None:
         found.append([*model.get_weights(), np.array(history["loss"]), np.array(history["norm"])])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-11)
+
+
+def views(x: Any) -> Any:
+    """Two views of every sample: first one of each, and then the other of each."""
+    return tf.concat([x, x + 0.1 * tf.sin(9.0 * x)], 0)
+
+
+def told_apart(z: Any) -> Any:
+    """As SimCLR: each view is to find the other one of its sample among all."""
+    samples, z = tf.shape(z)[0] // 2, tf.math.l2_normalize(z, -1)
+    logits = tf.matmul(z, z, transpose_b=True) / 0.5 - 1e9 * tf.eye(2 * samples, dtype=z.dtype)
+    other = tf.concat([tf.range(samples) + samples, tf.range(samples)], 0)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(other, logits))
+
+
+def sliced(z: Any) -> Any:
+    samples = tf.shape(z)[0] // 2
+    return in_batch_softmax(z[:samples], z[samples:])
+
+
+#: By name, the loss of both views, which one call of the model has made.
+OF_VIEWS: dict[str, Callable[[Any], Any]] = {
+    "together": told_apart,
+    "split": lambda z: in_batch_softmax(*tf.split(z, 2, 0)),
+    "sliced": sliced,
+}
+
+
+@pytest.mark.parametrize("loss", params(list(OF_VIEWS), ["together", "split"]))
+def test_two_views_go_through_the_model_in_one_call(init: Callable[..., None], loss: str) -> None:
+    init(microbatches=4)
+    assert compared_views(lambda model, x: OF_VIEWS[loss](model(views(x), training=True))) < 1e-11
+
+
+@pytest.mark.full
+def test_samples_that_are_repeated_one_by_one_are_refused(init: Callable[..., None]) -> None:
+    """They are in another order than two views of all samples, so microbatches would be joined wrongly."""
+    init(microbatches=4)
+    with pytest.raises(StepError, match="another training in microbatches"):
+        compared_views(lambda model, x: told_apart(model(tf.repeat(x, 2, 0))))
+
+
+def compared_views(loss_of: Callable[[Any, Any], Any]) -> float:
+    """Trains in plain Keras and split; returns the largest difference of weights and losses, relative to one."""
+    found = []
+    for base in (tf_keras.Model, smp.DistributedModel):
+
+        class Views(base):  # type: ignore[misc, valid-type]
+            def __init__(self) -> None:
+                super().__init__(name="views")
+                self.encoder, self.norm, self.head = layers.Dense(8), layers.LayerNormalization(), layers.Dense(3)
+
+            def call(self, x: Any) -> Any:
+                return self.head(tf.tanh(self.norm(self.encoder(x))))
+
+            def train_step(self, data: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = loss_of(self, data[0])
+                weights = self.trainable_variables
+                self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+                return {"loss": loss}
+
+        model = Views()
+        model.build((None, 6))
+        model.set_weights(Uses.weights(((6, 8), (8,), (8,), (8,), (8, 3), (3,))))
+        model.compile(tf_keras.optimizers.SGD(0.1))
+        history = model.fit(Uses.X, Uses.Y, batch_size=21, epochs=2, shuffle=False, verbose=0).history
+        found.append([*model.get_weights(), np.array(history["loss"])])
+    return max(float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in zip(*found, strict=True))
+
+
+class Told(layers.Layer):
+    """Adds a loss that tells all samples apart."""
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(0.1 * in_batch_softmax(inputs, tf.square(inputs)))
+        return inputs
+
+
+def test_the_numbers_of_samples_within_a_layer_are_those_of_the_whole_batch(init: Callable[..., None]) -> None:
+    """A row of numbers that a layer makes is as long as there are samples; the log had those of microbatches."""
+    init(microbatches=4)
+
+    def build() -> Any:
+        return tf_keras.Sequential([layers.Dense(8, activation="tanh", input_shape=(6,)), Told(), layers.Dense(3)])
+
+    assert compare("mse", build) < 1e-12  # type: ignore[arg-type]
 
 
 class Noisy(layers.Layer):
