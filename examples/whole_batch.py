@@ -37,7 +37,8 @@ class Net(smp.DistributedModel):
 def balanced(is_eight, scores):
     """Returns the loss: the mean over eights and the mean over others count alike."""
     each = tf.nn.sigmoid_cross_entropy_with_logits(is_eight, scores)
-    of_eights = tf.reduce_sum(each * is_eight) / tf.reduce_sum(is_eight)
+    # The last batch is small, and may have no eight.
+    of_eights = tf.reduce_sum(each * is_eight) / tf.maximum(tf.reduce_sum(is_eight), 1)
     of_others = tf.reduce_sum(each * (1 - is_eight)) / tf.reduce_sum(1 - is_eight)
     return (of_eights + of_others) / 2
 
@@ -45,7 +46,7 @@ def balanced(is_eight, scores):
 def f1_of(is_eight, scores):
     """Returns the F1 score."""
     found = tf.cast(scores > 0, tf.float32)
-    return 2 * tf.reduce_sum(found * is_eight) / (tf.reduce_sum(found) + tf.reduce_sum(is_eight))
+    return 2 * tf.reduce_sum(found * is_eight) / tf.maximum(tf.reduce_sum(found) + tf.reduce_sum(is_eight), 1)
 
 
 def main():
@@ -59,7 +60,7 @@ def main():
 
     smp.init({"partitions": args.partitions, "microbatches": args.microbatches, "seed": 1, "intra_op_threads": 1})
     tf.keras.utils.set_random_seed(1)
-    model, optimizer = Net(), tf.keras.optimizers.SGD(0.5, momentum=0.9)
+    model, optimizer = Net(), tf.keras.optimizers.SGD(0.2, momentum=0.9)
 
     @smp.step(whole_batch=True)  # every result, and every loss, is that of the whole batch
     def forward_backward(images, is_eight):

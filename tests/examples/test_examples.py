@@ -124,10 +124,10 @@ def test_losses_scores_and_clipping_of_the_whole_batch_are_those_of_one_process(
     split = launch_script(2, "examples/whole_batch.py", ["--epochs", "4"]).expect_clean()
     arguments = ["--epochs", "4", "--partitions", "1", "--microbatches", "1"]
     whole = launch_script(1, "examples/whole_batch.py", arguments, launched=False).expect_clean()
-    numbers = [re.findall(r"\d\.\d+", text_of(outcome)) for outcome in (split, whole)]
+    numbers = [re.findall(r"(?:loss|norm|F1) (\d\.\d+)", text_of(outcome)) for outcome in (split, whole)]
     assert len(numbers[0]) == 4 * 3
     assert [float(number) for number in numbers[0]] == pytest.approx([float(number) for number in numbers[1]], abs=2e-3)
-    assert float(numbers[0][-1]) > 0.8
+    assert float(numbers[0][-1]) > float(numbers[0][2]) + 0.1
 
 
 #: What examples/replicas.py prints at the end.

@@ -13,8 +13,8 @@ import tf_keras
 import smp_tf as smp
 from smp_tf.errors import StepError
 from tests.full_only import params
-from tests.smp_tf.whole_batch.own_gradients import USES
-from tests.smp_tf.whole_batch.own_loops import batches, compare, f1, mean, net_of, training
+from tests.smp_tf.whole_batch.own_gradients import USES, Uses
+from tests.smp_tf.whole_batch.own_loops import batches, compare, f1, mean, net_of, training, value_of
 from tests.smp_tf.whole_batch.own_losses import COMPARING, LOSSES
 
 pytestmark = pytest.mark.large
@@ -220,3 +220,158 @@ def test_what_cannot_be_had_is_refused_in_words(init: Callable[..., None]) -> No
 def test_losses_count_samples_as_in_the_whole_batch(init: Callable[..., None], loss: str, eager: bool) -> None:
     init(microbatches=4)
     assert compare(training((LOSSES | COMPARING)[loss]), eager=eager, sizes=(21, 20, 8)) < 1e-12
+
+
+def test_a_gradient_penalty_is_that_of_the_batch(init: Callable[..., None]) -> None:
+    """As a critic of a GAN has it: the gradient by inputs goes into the loss, and its norm into the logs."""
+    init(microbatches=4)
+
+    def make(model: Any, state: tf.Variable) -> Callable[..., Any]:
+        def forward_backward(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    scores = tf.reduce_sum(model(x), -1)
+                slopes = tf.sqrt(tf.reduce_sum(tf.square(inner.gradient(scores, x)), -1) + 1e-12)
+                penalty = tf.reduce_sum(tf.square(slopes - 1.0))
+                loss = tf.reduce_mean(scores) + 0.1 * penalty
+            gradients = tape.gradient(loss, model.trainable_variables[:-1])
+            return [*gradients, None], {"loss": loss, "penalty": penalty, "steepest": tf.reduce_max(slopes)}
+
+        return forward_backward
+
+    assert compare(make) < 1e-12
+
+
+def in_loops(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a `tf.function` that is given a dataset, whose batches are of sizes that it does not know."""
+
+    @tf.function
+    def run(data: Any) -> Any:
+        total = tf.constant(0.0, tf.float64)
+        for x, y in data:
+            total += function(x, y)
+        return total
+
+    return run
+
+
+def test_a_graph_may_leave_the_batch_size_open_where_losses_are_averages(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+    model.build((None, 6))
+
+    def clipped(loss_of: Callable[..., Any]) -> Callable[..., Any]:
+        @smp.step(whole_batch=True)
+        def forward_backward(x: tf.Tensor, y: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                p = model(x)
+                loss = loss_of(y, p)
+            gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, model.trainable_variables), 0.2)
+            return gradients, {"norm": norm, "f1": f1(y, p)}
+
+        return forward_backward
+
+    (x, y), _ = batches((30, 1))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
+    step = clipped(mean)
+
+    def logged(x: tf.Tensor, y: tf.Tensor) -> Any:
+        _, logs = step(x, y)
+        return logs["norm"].reduce_mean() + logs["f1"].reduce_mean()
+
+    found = in_loops(logged)(data)
+    wanted = 0.0
+    for part in data:
+        with tf.GradientTape() as tape:
+            p = model.call(part[0])
+            loss = mean(part[1], p)
+        wanted += tf.linalg.global_norm(tape.gradient(loss, model.trainable_variables)) + f1(part[1], p)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+    summed = clipped(lambda y, p: tf.reduce_sum(tf.square(y - p)))
+    with pytest.raises(StepError, match="depends on the number of samples, which is left open"):
+        in_loops(lambda x, y: summed(x, y)[1]["norm"].reduce_mean())(data)
+
+
+def test_two_steps_may_make_one_update(init: Callable[..., None]) -> None:
+    """Sharpness-aware minimisation: gradients are taken once more where the normalised gradient leads."""
+    init(microbatches=4)
+
+    def trained(base: type) -> list[np.ndarray]:
+        model = net_of(base)
+        model.build((None, 6))
+        model.set_weights(Uses.weights(((6, 8), (8,), (8, 8), (8,), (8, 3), (3,))))
+        weights = model.trainable_variables
+
+        def uphill(x: tf.Tensor, y: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(y - model(x)))
+            gradients = tape.gradient(loss, weights)
+            norm = tf.linalg.global_norm(gradients)
+            return [0.05 * gradient / norm for gradient in gradients], loss
+
+        def downhill(x: tf.Tensor, y: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(y - model(x)))
+            return tape.gradient(loss, weights)
+
+        first, second = uphill, downhill
+        if base is smp.DistributedModel:
+            first, second = (smp.step(function, whole_batch=True) for function in (uphill, downhill))
+
+        @tf.function
+        def train(x: tf.Tensor, y: tf.Tensor) -> Any:
+            ways, _ = tf.nest.map_structure(value_of, first(x, y))
+            for weight, way in zip(weights, ways, strict=True):
+                weight.assign_add(way)
+            gradients = tf.nest.map_structure(value_of, second(x, y))
+            for weight, way, gradient in zip(weights, ways, gradients, strict=True):
+                weight.assign_sub(way + 0.01 * gradient)
+
+        for batch in batches():
+            train(*batch)
+        return model.get_weights()
+
+    for one, other in zip(trained(smp.DistributedModel), trained(tf_keras.Model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_sparse_gradients_are_added_up_and_not_clipped(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+
+    class Table(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="table")
+            self.table, self.head = tf_keras.layers.Embedding(5, 4), tf_keras.layers.Dense(3)
+
+        def call(self, numbers: Any) -> Any:
+            return self.head(self.table(numbers))
+
+    model = Table()
+    numbers, y = tf.constant(np.arange(21) % 5), batches()[0][1]
+    optimizer = tf_keras.optimizers.SGD(0.1)
+
+    @smp.step(whole_batch=True)
+    def forward_backward(numbers: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(y - model(numbers)))
+        return tape.gradient(loss, model.trainable_variables), loss
+
+    gradients, _ = forward_backward(numbers, y)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(y - model.call(numbers)))
+    wanted = tape.gradient(loss, model.trainable_variables)
+    for one, other in zip(gradients, wanted, strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(one.accumulate()), tf.convert_to_tensor(other), rtol=1e-12)
+    clipped, _ = smp.clip_by_global_norm([gradient.accumulate() for gradient in gradients], 1.0)
+    optimizer.apply_gradients(zip(clipped, model.trainable_variables, strict=True))
+
+    @smp.step(whole_batch=True)
+    def clipping(numbers: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = mean(y, model(numbers))
+        return tf.clip_by_global_norm(tape.gradient(loss, model.trainable_variables), 1.0)
+
+    with pytest.raises(StepError, match=r"a gradient is sparse.* smp\.clip_by_global_norm"):
+        clipping(numbers, y)
