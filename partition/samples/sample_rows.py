@@ -121,7 +121,11 @@ class SampleRows:
         is_same = other.op == node.op or {other.op, node.op} <= RANDOM_OPS
         if node.op == ARGUMENT:
             is_same = is_same and other.source == node.source
-        if node.op not in RANDOM_OPS:
+        if node.forward_of is not None and other.forward_of is not None:
+            # A backward pass may begin with other ops where sizes are left open.
+            forward = self._whole.nodes[node.forward_of].name
+            is_same = is_same and forward == self._part.nodes[other.forward_of].name
+        elif node.op not in RANDOM_OPS:
             # Where one trace has made more ops, a name may stand for another op.
             ours = [self._whole.nodes[t.node].name for t in node.inputs]
             is_same = is_same and ours == [self._part.nodes[t.node].name for t in other.inputs]
@@ -365,7 +369,12 @@ class SampleRows:
         Zeros of the shape of the samples are such a constant. For microbatches of any size they are no constant.
         """
         shape, name = self._whole.type_of(Tensor(number, 0)).shape, self._whole.nodes[number].name
-        if not shape or shape[0] != self._samples or name not in self._part.number_of:
+        if not shape or shape[0] != self._samples:
+            return False
+        if self._whole.nodes[number].backward and _elements(self._whole.nodes[number]) == {1}:
+            # A backward pass begins with ones.
+            return True
+        if name not in self._part.number_of:
             return False
         found, other = _elements(self._whole.nodes[number]), self._part.nodes[self._part.number_of[name]]
         if other.op == "Const":

@@ -231,7 +231,7 @@ def test_a_gradient_penalty_is_that_of_the_batch(init: Callable[..., None]) -> N
             with tf.GradientTape() as tape:
                 with tf.GradientTape() as inner:
                     inner.watch(x)
-                    scores = tf.reduce_sum(model(x), -1)
+                    scores = model(x)
                 slopes = tf.sqrt(tf.reduce_sum(tf.square(inner.gradient(scores, x)), -1) + 1e-12)
                 penalty = tf.reduce_sum(tf.square(slopes - 1.0))
                 loss = tf.reduce_mean(scores) + 0.1 * penalty
