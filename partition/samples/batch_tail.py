@@ -90,8 +90,8 @@ def find_tail(
         rows: what the tensors of `whole` are made of.
         wanted: what is to be computed together, by name: tensors of `whole`, and numbers of its nodes that write.
         gradients: tensors of `whole` that stand for gradients which will be there for the whole batch.
-        begins_at_model: whether cuts are only made where a tensor depends on a model. All else is computed of the
-            arguments.
+        begins_at_model: whether cuts are only made where a tensor depends on a model, and has one row for each sample.
+            All else is computed of the arguments.
         of_samples: whether samples may go into it. Otherwise results are made of gradients and weights alone.
         runs_layers: whether layers with weights may be part of the tail, as where it is computed a single time.
 
@@ -261,6 +261,11 @@ class _Walk:
         """Returns whether the tail can begin at a tensor. If so, the tensor is noted."""
         content, other = self._rows.of(tensor), self._rows.in_part(tensor)
         if other is None or self._whole.type_of(tensor).dtype in UNSENDABLE_DTYPES:
+            return False
+        if content.states:
+            # Once per batch it is written, and so read, in the tail.
+            return False
+        if self._begins_at_model and content.rows is not None and not self._rows.has_one_row_each(tensor):
             return False
         of_weights_alone = content.weights and not content.samples and not content.random
         is_same = of_weights_alone and not self._rows.differs(tensor)

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from smp_tf.partition.graph.op_graph import Node, OpGraph, Tensor
+from smp_tf.partition.graph.order_of_writes import last_write_before
 from smp_tf.partition.samples.batch_tail import Tail, find_tail
 from smp_tf.partition.samples.sample_rows import Rows
 
@@ -129,7 +130,7 @@ def find_once_per_batch(
         possible &= _written_apart(whole, possible)
         without = _without_writes(part, {same[index] for index in possible})
         returned = [t for t in kept if t not in {logs[name][1] for name in chosen & set(tail.results)}]
-        touched = _touched_by(without, returned)
+        touched = _touched_by(without, returned, part)
         possible = {index for index in possible if same[index] not in touched}
         # What reads a state that microbatches write has to be computed of them too.
         elsewhere = {index for index in range(len(whole.variables)) if not whole.variables[index].read_only} - possible
@@ -170,11 +171,24 @@ def _without_writes(graph: OpGraph, variables: Collection[int]) -> OpGraph:
         return node if control == node.control else dataclasses.replace(node, control=control)
 
     nodes = tuple(changed(number, node) for number, node in enumerate(graph.nodes))
-    return dataclasses.replace(graph, nodes=nodes)
+    read_only = [dataclasses.replace(v, read_only=v.read_only or v.index in variables) for v in graph.variables]
+    return dataclasses.replace(graph, nodes=nodes, variables=tuple(read_only))
 
 
-def _touched_by(graph: OpGraph, returned: Collection[Tensor]) -> set[int]:
-    """Returns the variables that are read or written for what a step returns, and for its other effects."""
+def _touched_by(graph: OpGraph, returned: Collection[Tensor], part: OpGraph) -> set[int]:
+    """Returns the variables that are written, or read after a write, for what a step returns and its other effects.
+
+    Args:
+        graph: the microbatch's graph, in which some variables are no longer written.
+        returned: what the step returns.
+        part: the same graph, in which all are.
+    """
     wanted = [t.node for t in returned] + [n for n, node in enumerate(graph.nodes) if node.stateful]
-    needed = (graph.nodes[number] for number in graph.ancestors(wanted))
-    return {index for node in needed for index in node.reads + node.writes}
+    written = {index for node in part.nodes for index in node.writes if not part.variables[index].in_model}
+    found: set[int] = set()
+    for number in graph.ancestors(wanted):
+        node = graph.nodes[number]
+        found.update(node.writes)
+        read = written.intersection(node.reads) - found
+        found.update(index for index in read if last_write_before(part, number, index) is not None)
+    return found

@@ -36,6 +36,10 @@ class OneMicrobatch:
         """Returns no dimension: all lengths are those of the microbatch."""
         return ()
 
+    def has_one_row_each(self, tensor: Tensor) -> bool:
+        """Returns that a tensor has a row for each sample: what depends on samples counts as one."""
+        return True
+
     @cached_property
     def _contents(self) -> list[Content]:
         found: list[Content] = []
@@ -44,5 +48,5 @@ class OneMicrobatch:
             given = (found[tensor.node].samples for tensor in node.inputs)
             samples = node.op == ARGUMENT or node.op in RANDOM_OPS or any(given)
             rows = 0 if samples and not known.gradients else None
-            found.append(Content(rows, samples, known.weights, known.gradients))
+            found.append(Content(rows, samples, known.weights, known.gradients, states=known.states))
         return found

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, VARIABLE, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import RANDOM_OPS
-from smp_tf.partition.samples.sample_rows import Content, Rows
+from smp_tf.partition.samples.sample_rows import Content, Rows, reads_state
 
 
 class RowsOfAnySize:
@@ -45,6 +45,11 @@ class RowsOfAnySize:
         """Returns the dimensions of a tensor whose length differs for a microbatch; None where this cannot be told."""
         same = self._same[tensor.node]
         return None if same is None else self._rows.differs(Tensor(same, tensor.index))
+
+    def has_one_row_each(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor that holds rows has one for each sample, as far as its shape is known."""
+        same = self._same[tensor.node]
+        return same is None or self._rows.has_one_row_each(Tensor(same, tensor.index))
 
     @cached_property
     def _same(self) -> list[int | None]:
@@ -76,10 +81,11 @@ class RowsOfAnySize:
         """Returns what a node gives that is another one in the graph for a batch of one size."""
         if node.op in SOURCES:
             is_weight = node.op == VARIABLE and node.source is not None and self._graph.variables[node.source].in_model
-            return Content(samples=node.op == ARGUMENT, weights=is_weight)
+            return Content(samples=node.op == ARGUMENT, weights=is_weight, states=reads_state(self._graph, node))
         return Content(
             samples=True,
             weights=any(c.weights for c in given),
             gradients=node.backward or any(c.gradients for c in given),
             random=node.op in RANDOM_OPS or any(c.random for c in given),
+            states=any(c.states for c in given),
         )

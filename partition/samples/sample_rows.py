@@ -67,6 +67,7 @@ class Content:
         random: whether it depends on random numbers that are no rows. Then every microbatch has other numbers.
         blocks: how many rows a sample has where they come in blocks of all samples, one block after the other. Two
             views of every sample that are joined, for one call of a model, are two.
+        states: whether it depends on variables of the script that the step writes.
     """
 
     rows: int | None = None
@@ -75,6 +76,7 @@ class Content:
     gradients: bool = False
     random: bool = False
     blocks: int = 1
+    states: bool = False
 
 
 class Rows(Protocol):
@@ -88,6 +90,9 @@ class Rows(Protocol):
 
     def differs(self, tensor: Tensor) -> tuple[int, ...] | None:
         """Returns the dimensions of a tensor whose length differs for a microbatch; None where this cannot be told."""
+
+    def has_one_row_each(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor that holds rows has one for each sample, as far as its shape is known."""
 
 
 class SampleRows:
@@ -166,6 +171,13 @@ class SampleRows:
         """Returns what a tensor of the whole graph is made of."""
         return self.contents[tensor.node][tensor.index]
 
+    def has_one_row_each(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor that holds rows has one for each sample, as far as its shape is known."""
+        shape, content = self._whole.type_of(tensor).shape, self.of(tensor)
+        if shape is None or content.rows is None:
+            return True
+        return shape[content.rows] in (None, content.blocks * self._samples)
+
     def holds_samples(self, argument: int) -> bool:
         """Returns whether an argument has one row a sample.
 
@@ -209,6 +221,11 @@ class SampleRows:
         return found[0] if len(found) == 1 and set(others) <= set(found) else None
 
     def _content(self, number: int, node: Node, index: int, given: list[Content]) -> Content:
+        found = self._content_without_states(number, node, index, given)
+        is_of_states = reads_state(self._whole, node) or any(c.states for c in given)
+        return dataclasses.replace(found, states=True) if is_of_states else found
+
+    def _content_without_states(self, number: int, node: Node, index: int, given: list[Content]) -> Content:
         tensor = Tensor(number, index)
         only = self._of_samples(tensor)
         if node.op == ARGUMENT:
@@ -405,6 +422,19 @@ class SampleRows:
         """Returns a number or truth value among the attributes of a node."""
         attribute = node_def_pb2.NodeDef.FromString(node.definition).attr[name]
         return int(attribute.i or attribute.b)
+
+
+def reads_state(graph: OpGraph, node: Node) -> bool:
+    """Returns whether a node stands for a variable of the script that the step writes.
+
+    Args:
+        graph: the step.
+        node: a node of it.
+    """
+    if node.op != VARIABLE or node.source is None:
+        return False
+    variable = graph.variables[node.source]
+    return not (variable.in_model or variable.read_only)
 
 
 def _elements(node: Node) -> set[object]:

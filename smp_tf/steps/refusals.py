@@ -7,6 +7,7 @@ from smp_tf.batch.cut_batch import CutBatch
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.rewrite.state_reads import state_of_gradients
 from smp_tf.steps import collectives_in_steps
 from smp_tf.steps.trace import StepTrace
 
@@ -29,6 +30,7 @@ def refuse(step: str, traced: StepTrace, batch: CutBatch, *, of_keras: bool, xla
     graph = traced.graph
     _refuse_assigned_weights(step, graph, of_keras=of_keras)
     _refuse_what_needs_no_model(step, graph)
+    _refuse_gradients_of_states(step, graph, batch.microbatches)
     collectives_in_steps.refuse_what_hangs(graph, step, stages, topology.replicas)
     words = collectives_in_steps.words_on_synchronized(graph, traced.models, batch.microbatches, topology.replicas)
     if words is not None:
@@ -56,6 +58,16 @@ def _refuse_assigned_weights(step: str, graph: OpGraph, *, of_keras: bool) -> No
                         else "Return the gradients and apply them after the step."
                     )
                 )
+
+
+def _refuse_gradients_of_states(step: str, graph: OpGraph, microbatches: int) -> None:
+    state = state_of_gradients(graph)
+    if state is not None:
+        raise StepError(
+            f"Step {step!r} takes gradients of what depends on {state!r}, a variable of the script that the step also "
+            f"writes, for each of its {microbatches} microbatches. Each would read what those before it have written. "
+            f"Write the variable after the step, or between batches in a callback, or train with microbatches=1."
+        )
 
 
 def _refuse_what_needs_no_model(step: str, graph: OpGraph) -> None:

@@ -44,7 +44,7 @@ from smp_tf.steps.program import Results, Source, SplitProgram
 from smp_tf.steps.refusals import refuse
 from smp_tf.steps.sequel import Sequel
 from smp_tf.steps.signatures import OWN_SIZES, NeedsItsSizesError, Signatures
-from smp_tf.steps.trace import Examined, Retrace, StepTrace, trace_step
+from smp_tf.steps.trace import Examined, Retrace, StepTrace, of_one_microbatch, trace_step
 from smp_tf.steps.unsplit import UnsplitProgram
 from smp_tf.steps.xla_report import report_uncompiled
 from smp_tf.tf_internals import no_tape_is_recording
@@ -222,7 +222,7 @@ class Step:
             with told:
                 traced = self._trace(arguments, [microbatch_spec(each, batch.size) for each in batch.arguments])
         examined = self._examined(traced, arguments, batch)
-        traced = examined.traced
+        traced = of_one_microbatch(examined.traced) if batch.microbatches == 1 else examined.traced
         xla = runtime.current().config.xla if self._options.jit_compile is None else self._options.jit_compile
         refuse(self.name, traced, batch, of_keras=self._options.of_keras, xla=xla)
         examined = dataclasses.replace(examined, local=self._options.local_outputs + examined.local)

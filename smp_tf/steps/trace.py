@@ -18,6 +18,7 @@ from smp_tf.keras import adapter
 from smp_tf.optimizer.install import patch_keras
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 from smp_tf.partition.rewrite.passes import RANDOM, Rewritten, rewrite
+from smp_tf.partition.rewrite.state_reads import as_values, read_before
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
 from smp_tf.variables import guarded
@@ -236,7 +237,22 @@ def trace_step(
         model.built = True
         for variable in adapter.layers().variables_of(model):
             model._smp_store.adopt(variable)
-    return StepTrace(traced, lower(traced, _describe), models)
+    lowered = lower(traced, _describe)
+    return StepTrace(traced, dataclasses.replace(lowered, graph=as_values(lowered.graph)), models)
+
+
+def of_one_microbatch(traced: StepTrace) -> StepTrace:
+    """Returns the trace of a step that runs one microbatch, whose gradients may depend on states that it writes.
+
+    Args:
+        traced: the trace.
+    """
+    lowered = traced.lowered
+    graph, again = read_before(lowered.graph)
+    if not again:
+        return traced
+    variables = (*lowered.variables, *(lowered.variables[index] for index in again))
+    return StepTrace(traced.trace, dataclasses.replace(lowered, graph=graph, variables=variables), traced.models)
 
 
 def _describe(variable: tf.Variable) -> tuple[str, bool]:

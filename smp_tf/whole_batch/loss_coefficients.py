@@ -34,12 +34,13 @@ import tensorflow as tf
 from smp_tf.batch.microbatches import sizes_of
 from smp_tf.batch.output import StepOutput
 from smp_tf.errors import StepError
-from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
+from smp_tf.partition.graph.op_graph import ARGUMENT, VARIABLE, OpGraph, Tensor
 from smp_tf.partition.samples.batch_tail import Tail, find_tail, tail_from
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.trace import StepTrace
 from smp_tf.whole_batch.forward_alone import NotAloneError, needed_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.made_up_values import compared_with, made_up
 from smp_tf.whole_batch.tail_graph import TailGraph, blocks_swapped, by_block, joined_cut
 
 #: Ops of whose inputs only type and shape matter.
@@ -142,7 +143,7 @@ class LossCoefficients:
             except NotAloneError:
                 return None
         names = tuple(f"{graph.nodes[cut.part.node].name}:{cut.part.index}" for cut in cuts)
-        made = {n: _made_up(spec, np.random.RandomState(0)) for n, spec in function.arguments.items()}
+        made = {n: made_up(spec, np.random.RandomState(0)) for n, spec in function.arguments.items()}
         values = function(made, function.zeros(self._samples))
         fixed = {place for place, cut in enumerate(cuts) if cut.axis is None}
         constants = {place: values[place].numpy() for place in fixed if function.is_constant(place)}
@@ -211,8 +212,13 @@ class _Coefficients:
         #: By number of an argument that it reads, its type.
         self.arguments = {number: self._spec(Tensor(nodes[number], 0)) for number in tail.arguments}
 
+        # Variables of the script, such as a counter, that the loss reads or writes. The step itself writes them.
+        read = {node.source for node in map(self.graph.nodes.__getitem__, tail.nodes) if node.op == VARIABLE}
+        self._variables = {index: v for index, v in enumerate(traced.lowered.variables) if index in read}
+        self._copies = {index: tf.Variable(variable) for index, variable in self._variables.items()}
+
         def gradients(values: list[tf.Tensor], arguments: list[tf.Tensor]) -> list[tf.Tensor]:
-            results = tail_graph.write(values, dict(zip(self.arguments, arguments, strict=True)))
+            results = tail_graph.write(values, dict(zip(self.arguments, arguments, strict=True)), self._copies)
             loss = tf.add_n([tf.reduce_sum(value) for value in results[_LOSS]])
             found = tf.gradients(loss, values)
             return [
@@ -225,14 +231,19 @@ class _Coefficients:
             list(self.arguments.values()),
         )
 
-    def __call__(self, arguments: Mapping[int, Any], values: Sequence[Any]) -> list[tf.Tensor]:
+    def __call__(
+        self, arguments: Mapping[int, Any], values: Sequence[Any], states: Mapping[Any, Any] | None = None
+    ) -> list[tf.Tensor]:
         """Returns the coefficients.
 
         Args:
             arguments: the step's tensor arguments, by number.
             values: the tensors where the tail begins; anything where nothing depends on what they hold.
+            states: what variables of the script hold, by their references; None for what they hold now.
         """
         given = [tf.cast(arguments[number], spec.dtype) for number, spec in self.arguments.items()]
+        for index, variable in self._variables.items():
+            self._copies[index].assign(variable if states is None else states[variable.ref()])
         return list(self._function(*map(tf.convert_to_tensor, values), *given))
 
     def specs(self, samples: int) -> list[tf.TensorSpec]:
@@ -267,6 +278,16 @@ class _Coefficients:
             found.append(np.array(values, self.graph.type_of(tensor).dtype))
         return found
 
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """Returns the variables of the script that coefficients may depend on."""
+        return list(self._variables.values())
+
+    @property
+    def compared_with(self) -> tuple[float, ...]:
+        """Returns the numbers that the loss compares something with."""
+        return compared_with(self.graph, self.tail.nodes)
+
     def zeros(self, samples: int) -> list[tf.Tensor]:
         """Returns zeros of the types of the tensors where the tail begins.
 
@@ -288,10 +309,9 @@ class _Coefficients:
         return not self._reached([place])
 
     def _reached(self, places: Iterable[int]) -> set[int]:
-        """Returns which of the function's inputs the values of some of its outputs depend on."""
+        """Returns which of the function's inputs, variables among them, the values of some of its outputs depend on."""
         graph = self._function.graph
-        own = len(self.tail.cuts) + len(self.tail.shapes) + len(self.arguments)
-        position = {tensor.op.name: number for number, tensor in enumerate(graph.inputs[:own])}
+        position = {tensor.op.name: number for number, tensor in enumerate(graph.inputs)}
         stack = [graph.outputs[place].op for place in places]
         seen: set[str] = set()
         while stack:
@@ -341,10 +361,20 @@ def _is_average(
     cuts, finite = of_batch.tail.cuts, False
     for seed in range(_TRIALS):
         random = np.random.RandomState(seed)
-        made = {number: _made_up(spec, random) for number, spec in of_batch.arguments.items()}
+        among = of_batch.compared_with if seed >= _TRIALS // 2 else ()
+        made = {number: made_up(spec, random, among=among) for number, spec in of_batch.arguments.items()}
+        states = {
+            v.ref(): made_up(tf.TensorSpec(v.shape, v.dtype), random)
+            for v in of_batch.variables + of_microbatch.variables
+        }
         # Outputs may be of any sign, as logits are, or probabilities.
-        values = [_made_up(spec, random, is_share=seed % 2 == 1) for spec in of_batch.specs(samples)]
-        whole = [value.numpy() for value in of_batch(made, values)]
+        values = [made_up(spec, random, is_share=seed % 2 == 1) for spec in of_batch.specs(samples)]
+        try:
+            whole = [value.numpy() for value in of_batch(made, values, states)]
+        except tf.errors.OpError:
+            if not among:
+                raise
+            continue  # Something that is compared cannot be one of these numbers, such as the number of a class.
         finite |= all(np.isfinite(value).all() for value in whole)
         begin = 0
         for size in sizes_of(samples, microbatches):
@@ -352,7 +382,7 @@ def _is_average(
             at = [[b * samples + n for b in range(c.blocks) for n in range(begin, begin + size)] for c in cuts]
             given = [v if c.axis is None else np.take(v, i, c.axis) for c, v, i in zip(cuts, values, at, strict=True)]
             given += of_microbatch.shapes(of_batch.graph, Fraction(size, samples))
-            for cut, of_all, of_part, rows_of in zip(cuts, whole, of_microbatch(own, given), at, strict=False):
+            for cut, of_all, of_part, rows_of in zip(cuts, whole, of_microbatch(own, given, states), at, strict=False):
                 wanted, found = of_all, of_part.numpy()
                 if cut.axis is not None:
                     wanted, found = np.take(of_all, rows_of, cut.axis) * samples, found * size
@@ -368,18 +398,3 @@ def _is_alike(one: np.ndarray, other: np.ndarray) -> bool:
     one, other = one.astype(np.float64), other.astype(np.float64)
     most = np.max(np.abs(one), initial=0.0, where=np.isfinite(one))
     return np.allclose(one, other, rtol=rounding, atol=1e-2 * rounding * most, equal_nan=True)
-
-
-def _made_up(spec: tf.TensorSpec, random: np.random.RandomState, *, is_share: bool = False) -> np.ndarray:
-    """Returns values of a type: numbers of both signs, with zeros among them; small ones where they are whole.
-
-    With `is_share`, they are between zero and one.
-    """
-    dtype = spec.dtype.as_numpy_dtype
-    if spec.dtype.is_floating and is_share:
-        made = 0.05 + 0.9 * random.rand(*spec.shape)
-    elif spec.dtype.is_floating:
-        made = random.randn(*spec.shape) * (random.rand(*spec.shape) < 0.7)
-    else:
-        made = random.randint(0, 2, spec.shape)
-    return np.asarray(made, dtype)

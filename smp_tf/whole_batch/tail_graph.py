@@ -193,7 +193,10 @@ class TailGraph:
             node = self._graph.nodes[number]
             inputs = [name_of(tensor) for tensor in node.inputs]
             copied = part.node.add()
-            copied.CopyFrom(of_name[name])
+            if name in of_name:
+                copied.CopyFrom(of_name[name])
+            else:
+                copied.MergeFromString(node.definition)  # A pass has added it.
             copied.device = ""
             copied.attr.pop("_class", None)
             del copied.input[:]

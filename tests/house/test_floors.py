@@ -116,6 +116,7 @@ PRIVATE = [
     "partition/graph/node_def.py",
     "partition/op_cost/loop_turns.py",
     "partition/rewrite/randomness.py",
+    "partition/rewrite/state_reads.py",
     "partition/samples/sample_rows.py",
     "partition/split/segment_graph.py",
     "partition/split/sums.py",

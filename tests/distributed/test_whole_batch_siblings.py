@@ -1,0 +1,56 @@
+"""Scripts as strangers write them train as with plain Keras, however they are cut and in whatever order they run.
+
+They are in tests/distributed/siblings, by kinds. Every script runs in several ways, so that each kind meets all numbers
+of microbatches and of stages, and all schedules. Batches are of 21 samples, and the last one of 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.distributed.conftest import LaunchedCase
+from tests.distributed.harness import Case, CaseResult
+from tests.distributed.siblings.table import SIBLINGS
+from tests.full_only import params
+
+CASES = "tests.distributed.cases.whole_batch_siblings"
+MICROBATCHES = (4, 3, 8, 2, 1)
+#: Those that need one chunk of the model on each rank, and so run with as many stages as the scripts have layers.
+SCHEDULES = ("interleaved", "simple", "zb_h1")
+#: Those that need two chunks on each rank.
+IN_CHUNKS = ("interleaved_1f1b", "zb_v", "v_half", "v_min")
+#: The scripts that run by default, each in one way.
+BY_DEFAULT = ("sums variational", "masks focal_over_positives", "trackers perplexity", "gradients of_two_tasks")
+
+
+def launched(kind: str, name: str, stages: int, microbatches: int, pipeline: str) -> LaunchedCase:
+    config = {"partitions": stages, "microbatches": microbatches, "pipeline": pipeline, "seed": 1}
+    case = Case(f"{kind} {name} P{stages} M{microbatches} {pipeline}", "compare", {"kind": kind, "name": name}, config)
+    return LaunchedCase(stages, CASES, case)
+
+
+def ways() -> Iterator[LaunchedCase]:
+    """Each script on one stage, twice on two and on three; numbers and schedules take turns."""
+    turn = 0
+    for kind, scripts in SIBLINGS.items():
+        for name in scripts:
+            yield launched(kind, name, 2, MICROBATCHES[turn % 5], SCHEDULES[turn % 3])
+            yield launched(kind, name, 2, MICROBATCHES[(turn + 1) % 5], IN_CHUNKS[turn % 4])
+            yield launched(kind, name, 3, MICROBATCHES[(turn + 2) % 5], SCHEDULES[(turn + 1) % 3])
+            yield launched(kind, name, 1, MICROBATCHES[(turn + 3) % 5], SCHEDULES[(turn + 2) % 3])
+            turn += 1
+
+
+ALL = list(ways())
+FIRST = [next(way for way in ALL if way.case.name.startswith(f"{name} ")) for name in BY_DEFAULT]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "launched", params(ALL, [way for way in ALL if way not in FIRST]), ids=lambda way: way.case.name
+)
+def test_it_trains_as_plain_keras(case_result: CaseResult) -> None:
+    for off, where in case_result.values():
+        assert off < 1e-9, f"{where} is off by {off}"
