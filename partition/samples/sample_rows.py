@@ -294,7 +294,9 @@ class SampleRows:
     def _has_blocks(self, tensor: Tensor, blocks: int) -> bool:
         """Returns whether a tensor is as long as so many blocks of samples."""
         lengths = self._lengths(tensor)
-        return bool(lengths) and lengths[0][0] == blocks * self._samples and self._keeps_length(tensor, lengths[0][0])
+        if not lengths or lengths[0][0] != blocks * self._samples:
+            return False
+        return self._keeps_length(tensor, blocks * self._samples)
 
     def _value_of(self, tensor: Tensor) -> list[int]:
         """Returns whole numbers that are constants, or are computed of constants; none for anything else."""
