@@ -21,7 +21,7 @@ from tests.smp_tf.whole_batch.own_losses import COMPARING, compare, in_batch_sof
 pytestmark = pytest.mark.large
 
 
-@pytest.mark.parametrize("loss", params(list(COMPARING), ["in_batch_softmax", "rooted", "uncorrelated"]))
+@pytest.mark.parametrize("loss", params(list(COMPARING), ["in_batch_softmax"]))
 def test_a_loss_compares_all_samples_of_the_batch(init: Callable[..., None], loss: str) -> None:
     init(microbatches=4)
     assert compare(COMPARING[loss]) < 1e-12
@@ -45,11 +45,11 @@ def said(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def test_it_is_said_that_each_batch_runs_forward_twice(init: Callable[..., None], said: set[str]) -> None:
     init(microbatches=4)
-    compare(rooted)
+    assert compare(rooted) < 1e-12
     assert sum("Each batch runs forward twice." in text for text in said) == 1
 
 
-@pytest.mark.parametrize("loss", ["mse", "mae", "huber", "log_cosh", "categorical_crossentropy"])
+@pytest.mark.parametrize("loss", params(["mse", "mae", "huber", "log_cosh", "categorical_crossentropy"], ["huber"]))
 def test_an_average_over_samples_runs_forward_once(init: Callable[..., None], said: set[str], loss: str) -> None:
     init(microbatches=4)
     model = smp.DistributedModel(lambda: tf_keras.Sequential([layers.Dense(3, "softmax", input_shape=(6,))]))
@@ -118,7 +118,7 @@ OF_VIEWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("loss", params(list(OF_VIEWS), ["together", "split"]))
+@pytest.mark.parametrize("loss", params(list(OF_VIEWS), ["together", "sliced"]))
 def test_two_views_go_through_the_model_in_one_call(init: Callable[..., None], loss: str) -> None:
     init(microbatches=4)
     assert compared_views(lambda model, x: OF_VIEWS[loss](model(views(x), training=True))) < 1e-11
@@ -206,9 +206,3 @@ def test_the_second_time_random_numbers_are_those_of_the_first(init: Callable[..
     loss = model.history.history["loss"][0]
     total = (x @ weights[0] + weights[1]).sum(0) + seen
     np.testing.assert_allclose(weights[1] - bias, total / (63 * loss), rtol=1e-10)
-
-
-def test_a_smaller_last_batch_compares_its_own_samples(init: Callable[..., None]) -> None:
-    init(microbatches=4)
-    assert len(Uses.X) % 21
-    assert compare(in_batch_softmax) < 1e-12
