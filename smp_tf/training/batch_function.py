@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.announce import announce
-from smp_tf.batch.microbatches import count_samples, sizes_of
+from smp_tf.batch.microbatches import count_samples
 from smp_tf.errors import StepError
 from smp_tf.job import exchange, runtime
 from smp_tf.loss_check.check import (
@@ -33,7 +33,6 @@ from smp_tf.loss_check.check import (
 from smp_tf.optimizer.recorded_apply import ApplyRecorder, RecordedApply
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
-from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.sharding.receivers import Applied
@@ -45,6 +44,7 @@ from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_outputs
 from smp_tf.training import logs
 from smp_tf.training.loss_denominators import Denominators, Totals
+from smp_tf.training.needed_coefficients import needed_coefficients
 from smp_tf.training.once_per_batch import (
     BatchTraces,
     TracedStep,
@@ -52,12 +52,19 @@ from smp_tf.training.once_per_batch import (
     once_per_batch,
     written_states,
 )
-from smp_tf.training.replica_batches import ReplicaBatches, SizesOfReplicas, composite_parts, samples_of
+from smp_tf.training.replica_batches import (
+    ReplicaBatches,
+    SizesOfReplicas,
+    composite_parts,
+    samples_of,
+    with_samples,
+)
 from smp_tf.training.replica_states import ReplicaStates
 from smp_tf.whole_batch.batch_results import BatchResults, sample_rows
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
+from smp_tf.whole_batch.own_samples import OwnSamples
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
 #: The largest batch in bytes whose losses are compared with those of its microbatches.
@@ -100,6 +107,8 @@ class BatchFunction:
         self._states = ReplicaStates(self._in_words)
         # Whether replicas have told each other what a new program computes once per batch.
         self._has_agreed = False
+        # Whether no program has been examined so far.
+        self._is_first = True
         self._sets = SizesOfReplicas()
         one_microbatch = self._one_microbatch
         self._step = self._step_of(lambda data: one_microbatch(data))
@@ -111,7 +120,7 @@ class BatchFunction:
             jit_compile=self._jit_compile,
             # A training whose first batch is cut into fewer microbatches than asked for is a mistake. A single
             # prediction is not.
-            small_first_batch=self._method != "train_step",
+            small_first_batch=self._method != "train_step" or not self._is_first,
             of_keras=True,
             logs_over_replicas=self._over_replicas,
         )
@@ -161,7 +170,7 @@ class BatchFunction:
                 return self._step.find(batch)
             except WeighedError as error:
                 found, self._weighed = error.coefficients, self._weighed_step()
-        return self._weighed.program_for([batch], {}, found)
+        return self._weighed.program_for([batch], {}, found, sizes=self._sizes, also=self._step.also)
 
     def _weighed_step(self) -> WeighedStep:
         """Returns the step that is given the coefficients of losses."""
@@ -187,18 +196,15 @@ class BatchFunction:
 
     def _coefficients_for(self, batch: Any, numbers: Collection[int]) -> LossCoefficients:
         """Returns the coefficients of the losses, by numbers of their calls, for batches of another structure."""
-        samples, microbatches = samples_of(batch), runtime.current().config.microbatches
-        microbatches = min(samples, microbatches)
-        of_part, of_whole = GradientCalls(), GradientCalls()
-        first = sizes_of(samples, microbatches)[0]
+        of_part, of_whole, samples = GradientCalls(), GradientCalls(), self._own_samples
         part = self._step_of(lambda data: self._looked_at(data, of_part.noted())).trace(
-            tf.nest.map_structure(lambda value: value[:first] if _has_rows(value, samples) else value, batch)
+            with_samples(batch, samples.count, samples.parts[0])
         )
-        whole = self._step_of(lambda data: self._whole_batch(data, of_whole, of_part)).trace(batch)
-        rows = sample_rows(part, whole, samples)
-        return LossCoefficients(
-            part, whole, of_part, of_whole, rows, samples=samples, microbatches=microbatches, weighed=numbers
+        whole = self._step_of(lambda data: self._whole_batch(data, of_whole, of_part)).trace(
+            with_samples(batch, samples.count, samples.total)
         )
+        rows = sample_rows(part, whole, samples.total)
+        return LossCoefficients(part, whole, of_part, of_whole, rows, samples, weighed=numbers)
 
     def _looked_at(self, data: Any, noting: contextlib.AbstractContextManager[None]) -> dict[str, Any]:
         """Returns the step for some samples, only to be looked at."""
@@ -249,7 +255,7 @@ class BatchFunction:
 
         See `whole_batch/batch_results.py` and `loss_check/check.py`.
         """
-        joins, is_first = self._joins_replicas, len(self._traced) == 1
+        joins, is_first = self._joins_replicas, self._is_first
         is_checked = bool(runtime.current().config.check_losses)
         if self._method == "predict_step" or not (retrace.microbatches > 1 or joins):
             return Examined(traced)
@@ -272,6 +278,7 @@ class BatchFunction:
             tell_unchecked(self._in_words, f"the step cannot be traced for all samples of a batch: {error}")
             if joins and not self._states.is_apart:
                 self._can_join(None)
+        self._is_first = False
         once = self._once.get(number)
         if joins:
             self._states.note(once.states if once is not None else [], written_states(traced))
@@ -284,29 +291,25 @@ class BatchFunction:
         self._checks[number] = check
         return Examined(with_outputs(traced, Handed(KEPT, check.kept)), (KEPT,), sums, joined)
 
-    def _weigh(
-        self, traced: StepTrace, whole: StepTrace, calls: GradientCalls, rows: SampleRows, retrace: Retrace
-    ) -> None:
+    def _weigh(self, traces: BatchTraces) -> None:
         """Raises where microbatches have to be told what their samples count in a loss of the whole batch."""
-        number = traced.lowered.results["traced"]
-        if self._weighed is not None or self._traced[number][1].scales_losses:
+        number = traces.part.trace.lowered.results["traced"]
+        if self._weighed is not None or self._traced[number][1].scales_losses or self._states.is_apart:
             return
-        try:
-            found = LossCoefficients(
-                traced,
-                whole,
-                self._calls[number],
-                calls,
-                rows,
-                samples=sum(self._sizes),
-                microbatches=retrace.microbatches,
-            )
-        except (TypeError, ValueError, LookupError, tf.errors.OpError):
-            # Arguments that cannot be made up, such as text or ragged rows, or an op without a gradient: the check of
-            # the first batch says whether microbatches count rightly.
-            return
-        if found.calls:
+        together = self._sets.come_together
+        found = needed_coefficients(traces, self._own_samples, self._composites, together=together)
+        if found is not None:
             raise WeighedError(found)
+
+    @property
+    def _own_samples(self) -> OwnSamples:
+        """Returns which samples of the batch of all replicas are those of this one."""
+        running = runtime.current()
+        return OwnSamples(
+            tuple(self._sizes),
+            running.topology.replica if self._joins_replicas else 0,
+            running.config.microbatches,
+        )
 
     def _traces(self, traced: StepTrace, retrace: Retrace, sizes: Sequence[int]) -> BatchTraces:
         """Returns the traces of a step for a microbatch, which is there, and for a batch of some samples."""
@@ -323,8 +326,8 @@ class BatchFunction:
     def _without_once(self, traces: BatchTraces, retrace: Retrace) -> StepTrace:
         """Takes out of a step, traced for a microbatch, what is computed once per batch; returns what is left."""
         traced = traces.part.trace
+        self._weigh(traces)
         if not self._joins_replicas:
-            self._weigh(traced, traces.whole.trace, traces.whole.calls, traces.rows, retrace)
             once = once_per_batch(traces, is_open=retrace.has_any_size)
         else:
             once = self._once_over_replicas(traces)
@@ -347,8 +350,7 @@ class BatchFunction:
         key = why = None
         if once is not None and once.joined is not None:
             key, why = once.joined.key, once.joined.why_not(self._composites)
-        if self._step.also is not None and not self._has_agreed:
-            # All replicas come to such a program together.
+        if self._sets.come_together and not self._has_agreed:
             self._has_agreed = True
             name = f"what {self._in_words} computes once of batches of {self._sizes} samples"
             said = exchange.allgather_json(key, CommGroup.RDP_GROUP, name=name)
@@ -362,6 +364,11 @@ class BatchFunction:
         """Lets each replica compute of its own microbatches, from now on, what is computed once per batch."""
         if self._states.is_apart:
             return
+        if self._weighed is not None:
+            raise StepError(
+                f"{self._in_words} has a loss in which the samples of all replicas count together, so their batches "
+                f"are joined. That cannot be done: {why}. Pad the batches of all replicas to one length."
+            )
         self._states.is_apart = True
         announce(
             f"{self._in_words}: the batches of all replicas are not joined, so metrics and logs are computed for each "
@@ -374,7 +381,7 @@ class BatchFunction:
 
     def _check_of(self, traced: StepTrace, traces: BatchTraces, sizes: Sequence[int]) -> LossCheck | None:
         """Returns the check of a new program's losses; None where nothing can be checked, which is said."""
-        is_first, whole = len(self._traced) == 1, traces.whole
+        is_first, whole = self._is_first, traces.whole
         number = traced.lowered.results["traced"]
         check = LossCheck(
             self._in_words,
@@ -454,11 +461,6 @@ class BatchFunction:
             name = f"smp_logs_{self._method}"
             return last.log(lambda: logs.average(results, found["samples"].reduce_sum(), name))
         return results
-
-
-def _has_rows(value: Any, samples: int) -> bool:
-    shape = getattr(value, "shape", None)
-    return shape is not None and shape.rank is not None and shape.rank > 0 and shape[0] == samples
 
 
 def _samples_in(data: Any) -> tf.Tensor:

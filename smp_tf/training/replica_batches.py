@@ -87,6 +87,9 @@ class SizesOfReplicas:
 
     def __init__(self) -> None:
         self._own: list[tuple[int, ...]] = []
+        self._has_shared = False
+        #: Whether all replicas come together to a new program for the sizes that came last.
+        self.come_together = True
         #: Whether every set of sizes gets a program of its own.
         self.all_are_own = False
 
@@ -99,7 +102,10 @@ class SizesOfReplicas:
         found = tuple(sizes)
         if len(self._own) < OWN_SIZES and found not in self._own:
             self._own.append(found)
-        return found if self.all_are_own or found in self._own else None
+        is_own = self.all_are_own or found in self._own
+        self.come_together = is_own or not self._has_shared
+        self._has_shared = self._has_shared or not is_own
+        return found if is_own else None
 
 
 def samples_of(batch: Any) -> int:
@@ -110,6 +116,25 @@ def samples_of(batch: Any) -> int:
     """
     first: Any = next(iter(tf.nest.flatten(batch)), None)
     return int(first.shape[0] or 0) if getattr(first, "shape", None) else 0
+
+
+def with_samples(batch: Any, samples: int, wanted: int) -> Any:
+    """Returns a batch of the same types with another number of samples, which hold nothing of use.
+
+    Args:
+        batch: the batch.
+        samples: how many it has.
+        wanted: how many are wanted.
+    """
+
+    def changed(value: Any) -> Any:
+        shape = getattr(value, "shape", None)
+        has_rows = shape is not None and tf.TensorShape(shape).rank and shape[0] == samples
+        if not has_rows or wanted == samples:
+            return value
+        return value[:wanted] if wanted < samples else tf.gather(value, tf.zeros([wanted], tf.int32))
+
+    return tf.nest.map_structure(changed, batch)
 
 
 def composite_parts(batch: Any) -> set[int]:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from smp_tf.collectives.interface import collectives
 from smp_tf.job import runtime
 from smp_tf.partition.graph.op_graph import ARGUMENT, UNSENDABLE_DTYPES, OpGraph, Tensor
-from smp_tf.partition.samples.batch_tail import Tail
+from smp_tf.partition.samples.batch_tail import Cut, Tail
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.whole_batch.tail_graph import blocks_swapped, by_block, in_a_row
 
@@ -76,24 +76,38 @@ class JoinedTail:
             arguments: the step's tensor arguments that the tail reads, of this replica, by number.
             samples: the samples of this replica's batch.
         """
-        ours = list(zip(self._tail.cuts, cuts, strict=True))
-        given = [
-            (value, cut.axis) if cut.blocks == 1 else (blocks_swapped(by_block(value, cut.blocks)), 0)
-            for cut, value in ours
-            if cut.axis is not None
-        ]
         held = sorted(self._held)
-        given += [(arguments[number], 0) for number in held]
-        found = iter(join_rows(given, samples, self._name))
-        joined = [value if cut.axis is None else next(found) for cut, value in ours]
-        joined = [
-            value if cut.blocks == 1 else in_a_row(blocks_swapped(value))
-            for cut, value in zip(self._tail.cuts, joined, strict=True)
-        ]
-        return joined, {**arguments, **{number: next(found) for number in held}}
+        joined = join_cuts(self._tail.cuts, cuts, samples, self._name, [arguments[number] for number in held])
+        count = len(self._tail.cuts)
+        return joined[:count], {**arguments, **dict(zip(held, joined[count:], strict=True))}
 
     def _name_of(self, tensor: Tensor) -> str:
         return f"{self._graph.nodes[tensor.node].name}:{tensor.index}"
+
+
+def join_cuts(
+    cuts: Sequence[Cut], values: Sequence[Any], samples: Any, name: str, arguments: Sequence[Any] = ()
+) -> list[Any]:
+    """Returns the tensors of the batch of all replicas where a tail begins, and then arguments.
+
+    Args:
+        cuts: the tensors.
+        values: what they are for this replica's batch.
+        samples: how many samples that has, a scalar.
+        name: name of the operation, equal on all replicas.
+        arguments: arguments of this replica that have a row a sample.
+    """
+    given = [
+        (value, cut.axis) if cut.blocks == 1 else (blocks_swapped(by_block(value, cut.blocks)), 0)
+        for cut, value in zip(cuts, values, strict=True)
+        if cut.axis is not None
+    ]
+    found = iter(join_rows([*given, *((value, 0) for value in arguments)], samples, name))
+    joined = []
+    for cut, value in zip(cuts, values, strict=True):
+        of_all = value if cut.axis is None else next(found)
+        joined.append(of_all if cut.blocks == 1 else in_a_row(blocks_swapped(of_all)))
+    return [*joined, *found]
 
 
 def join_rows(tensors: Sequence[tuple[tf.Tensor, int]], samples: Any, name: str) -> list[tf.Tensor]:

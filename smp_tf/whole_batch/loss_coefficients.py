@@ -13,6 +13,9 @@ of their samples, and take their gradients by these in place of those of their o
                                              └─ of microbatch 1 ─▶ gradient of sum(coefficient × each) ─┴▶ that of
                                                                                                   the whole batch
 
+With replicas, in training, the batch is that of all of them. Each is brought the arguments that coefficients are
+computed of, computes all of these, and takes those of its samples.
+
 A loss that compares samples, or computes something of an average, is no such sum. But for given outputs of the model
 its gradient is one: what a row of the outputs counts is the gradient of the loss by it. So the model runs forward
 first, alone (`forward_alone.py`), and coefficients are computed of its outputs, too:
@@ -31,7 +34,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf.batch.microbatches import sizes_of
 from smp_tf.batch.output import StepOutput
 from smp_tf.errors import StepError
 from smp_tf.partition.graph.op_graph import ARGUMENT, VARIABLE, OpGraph, Tensor
@@ -40,7 +42,9 @@ from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.trace import StepTrace
 from smp_tf.whole_batch.forward_alone import NotAloneError, needed_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.joined_tail import join_cuts, join_rows
 from smp_tf.whole_batch.made_up_values import compared_with, made_up
+from smp_tf.whole_batch.own_samples import OwnSamples
 from smp_tf.whole_batch.tail_graph import TailGraph, blocks_swapped, by_block, joined_cut
 
 #: Ops of whose inputs only type and shape matter.
@@ -85,8 +89,7 @@ class LossCoefficients:
         of_part: the gradients that are taken in `part`.
         of_whole: those that are taken in `whole`.
         rows: what the tensors of the whole batch's graph are made of.
-        samples: of the whole batch.
-        microbatches: into how many it is cut.
+        samples: of the whole batch, and which of them this replica has.
         weighed: numbers of the calls that batches of another structure have shown to need coefficients; None where
             this is the first.
 
@@ -101,17 +104,17 @@ class LossCoefficients:
         of_part: GradientCalls,
         of_whole: GradientCalls,
         rows: SampleRows,
+        samples: OwnSamples,
         *,
-        samples: int,
-        microbatches: int,
         weighed: Collection[int] | None = None,
     ) -> None:
         self._samples = self.samples = samples
-        self._functions: list[_Coefficients] = []
-        #: The calls whose losses microbatches do not average to that of the batch.
-        self.calls: list[CallCoefficients] = []
+        self._rows = rows
+        #: How the gradients of calls can be taken, by number. Of one replica, only of those that need it.
+        self.possible: dict[int, tuple[CallCoefficients, _Coefficients]] = {}
         #: Numbers of other calls, where nothing tells how their losses count samples.
         self.unknown: list[int] = []
+        needed = []
         for number, targets in enumerate(of_whole.targets):
             if weighed is not None and number not in weighed:
                 continue
@@ -119,18 +122,40 @@ class LossCoefficients:
             found = _coefficients(part, whole, of_part.targets[number], targets, rows) if is_plain else None
             if found is None:
                 self.unknown.append(number)
-            elif weighed is not None or not _is_average(*found, rows, samples, microbatches):
-                call = self._call(number, part.lowered.graph, found[0])
-                if call is None:
-                    self.unknown.append(number)
-                    continue
-                self.calls.append(call)
-                self._functions.append(found[0])
-        if weighed is not None and {call.number for call in self.calls} != set(weighed):
+                continue
+            is_needed = weighed is not None or not _is_average(*found, rows, samples)
+            if not is_needed and len(samples.sizes) == 1:
+                continue
+            call = self._call(number, part.lowered.graph, found[0])
+            if call is not None:
+                self.possible[number] = call, found[0]
+                needed += [number] if is_needed else []
+            elif is_needed:
+                self.unknown.append(number)
+        self.take(needed)
+        if weighed is not None and set(needed) != set(weighed):
             raise StepError(
-                f"A loss counts the samples of a batch of {samples} in another way than those of the batches before: "
-                f"what each counts cannot be told ahead. Use batches of one size (drop_remainder=True)."
+                f"A loss counts the samples of a batch of {samples.total} in another way than those of the batches "
+                f"before: what each counts cannot be told ahead. Use batches of one size (drop_remainder=True)."
             )
+
+    def take(self, numbers: Collection[int]) -> None:
+        """Chooses the calls that need coefficients.
+
+        Args:
+            numbers: of calls for which they are possible.
+        """
+        #: The calls whose losses microbatches do not average to that of the batch.
+        self.calls: list[CallCoefficients] = [self.possible[number][0] for number in sorted(numbers)]
+        self._functions = [self.possible[number][1] for number in sorted(numbers)]
+
+    def arguments_of(self, number: int) -> frozenset[int]:
+        """Returns the arguments that hold samples and go into the coefficients of a call.
+
+        Args:
+            number: of the call.
+        """
+        return frozenset(n for n in self.possible[number][1].arguments if self._rows.holds_samples(n))
 
     def _call(self, number: int, graph: OpGraph, function: _Coefficients) -> CallCoefficients | None:
         """Returns how the gradient of a call is taken; None where coefficients cannot be given to microbatches."""
@@ -144,7 +169,7 @@ class LossCoefficients:
                 return None
         names = tuple(f"{graph.nodes[cut.part.node].name}:{cut.part.index}" for cut in cuts)
         made = {n: made_up(spec, np.random.RandomState(0)) for n, spec in function.arguments.items()}
-        values = function(made, function.zeros(self._samples))
+        values = function(made, function.zeros(self._samples.total))
         fixed = {place for place, cut in enumerate(cuts) if cut.axis is None}
         constants = {place: values[place].numpy() for place in fixed if function.is_constant(place)}
         blocks = {place: cut.blocks for place, cut in enumerate(cuts) if cut.blocks > 1}
@@ -156,10 +181,10 @@ class LossCoefficients:
         return tuple(name for call in self.calls if call.follows_model for name in call.tensors)
 
     def joined(self, outputs: Sequence[StepOutput]) -> list[tf.Tensor]:
-        """Returns the tensors of `outputs` for the whole batch.
+        """Returns the tensors of `outputs` for the whole batch. All replicas call it together.
 
         Args:
-            outputs: the tensors of all microbatches.
+            outputs: the tensors of all microbatches of this replica.
         """
         cuts = [
             cut
@@ -167,23 +192,27 @@ class LossCoefficients:
             if call.follows_model
             for cut in function.tail.cuts
         ]
-        return [joined_cut(cut, output.outputs) for cut, output in zip(cuts, outputs, strict=True)]
+        own = [joined_cut(cut, output.outputs) for cut, output in zip(cuts, outputs, strict=True)]
+        return join_cuts(cuts, own, self._samples.count, "smp_outputs_of_all")
 
     def of(self, arguments: Sequence[Any], outputs: Sequence[tf.Tensor] | None = None) -> list[tf.Tensor]:
-        """Returns the coefficients for a batch, call by call: a row for each sample.
+        """Returns the coefficients for a batch, call by call: a row for each sample. All replicas call it together.
 
         Args:
-            arguments: the step's tensor arguments, composite ones in parts.
+            arguments: the step's tensor arguments, composite ones in parts; of this replica.
             outputs: the tensors of `outputs` for the whole batch; None for coefficients that are of the right types,
                 and hold nothing of use.
         """
         found: list[tf.Tensor] = []
-        left = iter(outputs or ())
+        left, own = iter(outputs or ()), self._samples
+        held = sorted({n for call in self.calls for n in self.arguments_of(call.number)})
+        of_all = join_rows([(arguments[number], 0) for number in held], own.count, "smp_arguments_of_all")
+        given_to_all = {**dict(enumerate(arguments)), **dict(zip(held, of_all, strict=True))}
         for call, function in zip(self.calls, self._functions, strict=True):
-            given = function.zeros(self._samples)
+            given = function.zeros(own.total)
             if call.follows_model and outputs is not None:
                 given = [next(left) for _ in given]
-            values = function({number: arguments[number] for number in function.arguments}, given)
+            values = function({number: given_to_all[number] for number in function.arguments}, given)
             found += [
                 self._by_sample(call, place, value) for place, value in enumerate(values) if place not in call.constants
             ]
@@ -192,8 +221,9 @@ class LossCoefficients:
     def _by_sample(self, call: CallCoefficients, place: int, value: tf.Tensor) -> tf.Tensor:
         """Returns the coefficients of a tensor with a row a sample."""
         if place in call.shared:
-            return tf.repeat(value[tf.newaxis], self._samples, axis=0)
-        return blocks_swapped(by_block(value, call.blocks[place])) if place in call.blocks else value
+            return tf.repeat(value[tf.newaxis], self._samples.count, axis=0)
+        by_sample = blocks_swapped(by_block(value, call.blocks[place])) if place in call.blocks else value
+        return self._samples.rows_of(by_sample)
 
 
 class _Coefficients:
@@ -354,9 +384,7 @@ def _coefficients(
     return of_batch, of_microbatch
 
 
-def _is_average(
-    of_batch: _Coefficients, of_microbatch: _Coefficients, rows: SampleRows, samples: int, microbatches: int
-) -> bool:
+def _is_average(of_batch: _Coefficients, of_microbatch: _Coefficients, rows: SampleRows, samples: OwnSamples) -> bool:
     """Returns whether what microbatches count on their own averages to what the batch counts, on made-up values."""
     cuts, finite = of_batch.tail.cuts, False
     for seed in range(_TRIALS):
@@ -368,7 +396,7 @@ def _is_average(
             for v in of_batch.variables + of_microbatch.variables
         }
         # Outputs may be of any sign, as logits are, or probabilities.
-        values = [made_up(spec, random, is_share=seed % 2 == 1) for spec in of_batch.specs(samples)]
+        values = [made_up(spec, random, is_share=seed % 2 == 1) for spec in of_batch.specs(samples.total)]
         try:
             whole = [value.numpy() for value in of_batch(made, values, states)]
         except tf.errors.OpError:
@@ -376,16 +404,16 @@ def _is_average(
                 raise
             continue  # Something that is compared cannot be one of these numbers, such as the number of a class.
         finite |= all(np.isfinite(value).all() for value in whole)
-        begin = 0
-        for size in sizes_of(samples, microbatches):
+        begin = samples.begin
+        for size in samples.parts:
             own = {n: v[begin : begin + size] if rows.holds_samples(n) else v for n, v in made.items()}
-            at = [[b * samples + n for b in range(c.blocks) for n in range(begin, begin + size)] for c in cuts]
+            at = [[b * samples.total + n for b in range(c.blocks) for n in range(begin, begin + size)] for c in cuts]
             given = [v if c.axis is None else np.take(v, i, c.axis) for c, v, i in zip(cuts, values, at, strict=True)]
-            given += of_microbatch.shapes(of_batch.graph, Fraction(size, samples))
+            given += of_microbatch.shapes(of_batch.graph, Fraction(size, samples.total))
             for cut, of_all, of_part, rows_of in zip(cuts, whole, of_microbatch(own, given, states), at, strict=False):
                 wanted, found = of_all, of_part.numpy()
                 if cut.axis is not None:
-                    wanted, found = np.take(of_all, rows_of, cut.axis) * samples, found * size
+                    wanted, found = np.take(of_all, rows_of, cut.axis) * samples.total, found * size
                 if not _is_alike(wanted, found):
                     return False
             begin += size

@@ -24,6 +24,7 @@ from smp_tf.whole_batch.batch_results import sample_rows
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
+from smp_tf.whole_batch.own_samples import OwnSamples
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
 
@@ -77,7 +78,7 @@ class OwnLosses:
         if samples == 1:
             # Its one microbatch is the batch.
             return self._of_one.find(*args, **kwargs)
-        if first is not None and first.samples != samples:
+        if first is not None and first.samples.total != samples:
             first = None
         return self._weighed.program_for(args, kwargs, first)
 
@@ -172,12 +173,12 @@ class OwnLosses:
         Raises:
             StepError: it cannot be told how a loss counts samples.
         """
-        microbatches = min(samples, runtime.current().config.microbatches)
+        microbatches = runtime.current().config.microbatches
         try:
             # It is tried on numbers, also where the step is called in a graph.
             with tf.init_scope():
                 found = LossCoefficients(
-                    *traces, *calls, rows, samples=samples, microbatches=microbatches, weighed=numbers
+                    *traces, *calls, rows, OwnSamples((samples,), 0, microbatches), weighed=numbers
                 )
         except (TypeError, ValueError, LookupError, tf.errors.OpError) as error:
             raise StepError(

@@ -6,7 +6,7 @@ See `loss_coefficients.py`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -71,7 +71,13 @@ class WeighedStep:
         self.names: Sequence[str] = ()
 
     def program_for(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], first: LossCoefficients | None = None
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        first: LossCoefficients | None = None,
+        *,
+        sizes: Sequence[int] = (),
+        also: Hashable = None,
     ) -> tuple[Any, Sequence[Any]]:
         """Returns the program for a batch, and what to call it with.
 
@@ -79,9 +85,12 @@ class WeighedStep:
             args: the arguments of the step by position.
             kwargs: those by keyword.
             first: the coefficients for batches of their structure, where they are known.
+            sizes: samples of all replicas' batches, where these are one batch.
+            also: what the program is for besides.
         """
         tensors = tf.nest.flatten(list(self._forward.tensors_of(*args, **kwargs)), expand_composites=True)
-        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        key = tuple(sizes), tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        self._step.also = also
         is_new = key not in self._known
         if is_new:
             self._known[key] = first or self._found(args, kwargs, {call.number for call in self.calls})
@@ -99,7 +108,8 @@ class WeighedStep:
     def _find(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], known: LossCoefficients, coefficients: list[tf.Tensor]
     ) -> tuple[Any, Sequence[Any]]:
-        counts = [tf.fill([known.samples], tf.constant(known.samples, tf.float64))] if self._counts else []
+        own = known.samples
+        counts = [tf.fill([own.count], tf.constant(own.total, tf.float64))] if self._counts else []
         return self._step.find(*args, **kwargs, **{COEFFICIENTS: [*coefficients, *counts]})
 
     def _tell(self) -> None:

@@ -57,14 +57,34 @@ def over_both(name: str, function: str, arguments: dict[str, str], **more: objec
 
 OF_REPLICAS = [
     over_replicas("replicas, norm", "gradients", {"use": "clipped_and_logged"}, 3),
-    over_replicas("replicas, one microbatch", "gradients", {"use": "scaled_by_the_loss"}, 1),
     over_replicas("replicas, all metrics", "history_over_replicas", {}, 3),
+    over_replicas("replicas, the last batches cannot be joined", "padded", {"pads": "later"}, 2),
+    over_replicas("replicas, one microbatch", "gradients", {"use": "scaled_by_the_loss"}, 1),
+    over_replicas("replicas, norm, unlike", "gradients", {"use": "clipped_and_logged", "pads": "unlike"}, 2),
     *(over_replicas(f"replicas, {use}", "gradients", {"use": use}, 2) for use in ("adaptive", "of_all_in_a_row")),
     over_replicas("replicas, all metrics, one microbatch", "history_over_replicas", {}, 1),
     over_both("both, norm", "gradients", {"use": "clipped_and_logged"}),
     over_both("both, slots shared", "gradients", {"use": "in_two_rounds"}, shard_optimizer_state=True),
     over_both("both, all metrics", "history_over_replicas", {}),
 ]
+
+
+LOSSES_OF_REPLICAS = [
+    *(over_replicas(f"replicas, {loss}", "losses", {"loss": loss}, 3) for loss in ("of_few", "in_batch_softmax")),
+    *(
+        over_replicas(f"replicas, {loss}", "losses", {"loss": loss}, 3)
+        for loss in ("total", "over_sixteen", "of_positives", "detection", "weighted_sum", "dice")
+    ),
+    over_replicas("replicas, one microbatch, of_positives", "losses", {"loss": "of_positives"}, 1),
+    over_both("both, of_few", "losses", {"loss": "of_few"}),
+    over_both("both, in_batch_softmax", "losses", {"loss": "in_batch_softmax"}),
+]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launched", params(LOSSES_OF_REPLICAS, LOSSES_OF_REPLICAS[1:]))
+def test_losses_count_the_samples_of_all_replicas(case_result: CaseResult) -> None:
+    assert set(case_result.values()) == {True}
 
 
 @pytest.mark.distributed

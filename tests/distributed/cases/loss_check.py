@@ -49,15 +49,27 @@ class LateScaling(tf_keras.optimizers.SGD):
         return variables[0].assign_add(tf.zeros_like(variables[0]))
 
 
-def refusal(loss: str, optimizer: str = "sgd") -> str:
+class Padded(tf_keras.Model):
+    """A model that looks at the first of two inputs. The second is of another width on each replica."""
+
+    def __init__(self) -> None:
+        super().__init__(name="padded")
+        self.net = model()
+
+    def call(self, x: Any) -> Any:
+        return self.net(x[0])
+
+
+def refusal(loss: str, optimizer: str = "sgd", pads: bool = False) -> str:
     """What `fit` says of a loss or an optimizer in an error; nothing where it trains."""
-    split = smp.DistributedModel(model)
+    split = smp.DistributedModel(Padded if pads else model)
     split.compile(
         LateScaling(0.1) if optimizer == "late_scaling" else optimizer, LOSSES[loss], metrics=[LOSSES["mean"]]
     )
     mine = slice(smp.dp_rank(), None, smp.dp_size())
     try:
-        split.fit(X[mine], Y[mine], batch_size=16 // smp.dp_size(), shuffle=False, verbose=0)
+        x = (X[mine], np.zeros([len(X[mine]), 2 + smp.dp_rank()], np.float32)) if pads else X[mine]
+        split.fit(x, Y[mine], batch_size=16 // smp.dp_size(), shuffle=False, verbose=0)
     except StepError as error:
         return str(error)
     return ""

@@ -25,11 +25,39 @@ def back() -> None:
     tf_keras.mixed_precision.set_global_policy("float32")
 
 
-def gradients(use: str) -> bool:
+class Padded(tf_keras.Model):
+    """A model that looks at the first of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(name="padded")
+        self.net = net()
+
+    def call(self, x: Any) -> Any:
+        return self.net(x[0])
+
+
+def padded(pads: str) -> bool:
+    """Whether a training, some of whose batches cannot be joined, has the additive metrics of plain Keras."""
+    in_float64()
+    try:
+        found = []
+        for model in (Padded(), smp.DistributedModel(Padded)):
+            model.build([(None, 6), (None, None)])
+            model.set_weights(Uses.weights(((6, 8), (8,), (8, 3), (3,))))
+            model.compile(tf_keras.optimizers.SGD(0.1), "mse", metrics=["mae", "RootMeanSquaredError"])
+            given = fit_arguments(Uses.X, Uses.Y, is_split=bool(found), pads=pads)
+            history = model.fit(**given, epochs=2, verbose=0).history
+            found.append(np.concatenate([np.ravel(v) for v in [*history.values(), *model.get_weights()]]))
+        return bool(np.allclose(found[1], found[0], rtol=1e-9))
+    finally:
+        back()
+
+
+def gradients(use: str, pads: str = "") -> bool:
     """Whether weights and logs are those of plain Keras where a `train_step` makes something of its gradients."""
     in_float64()
     try:
-        return compare(USES[use]) < 1e-12
+        return compare(USES[use], pads) < 1e-12
     finally:
         back()
 

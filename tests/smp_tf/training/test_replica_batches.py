@@ -67,5 +67,8 @@ def test_two_sets_of_sizes_get_programs_of_their_own() -> None:
     sets = SizesOfReplicas()
     seen = [(8, 8), (8, 5), (8, 8), (5, 8), (8, 5)]
     assert [sets.own(sizes) for sizes in seen] == [(8, 8), (8, 5), (8, 8), None, (8, 5)]
+    # Of the programs that other sizes share, all replicas come to the first together.
+    assert [sets.own(sizes) is sets.come_together for sizes in [(5, 8)]] == [False]
+    assert not sets.come_together
     sets.all_are_own = True
     assert sets.own([5, 8]) == (5, 8)

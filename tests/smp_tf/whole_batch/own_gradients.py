@@ -95,7 +95,8 @@ def model_with(base: type, use: Use) -> Any:
             self.third = layers.Dense(3)
 
         def call(self, x: Any) -> Any:
-            return self.third(self.second(self.first(x)))
+            # A second input pads the batch.
+            return self.third(self.second(self.first(x[0] if isinstance(x, tuple) else x)))
 
         def train_step(self, data: Any) -> Any:
             x, y = data
@@ -113,8 +114,13 @@ def model_with(base: type, use: Use) -> Any:
 KEPT: dict[int, tf.Variable] = {}
 
 
-def compare(use: Use) -> float:
-    """Trains in plain Keras and split; returns the largest difference of weights and logs, relative to one."""
+def compare(use: Use, pads: str = "") -> float:
+    """Trains in plain Keras and split; returns the largest difference of weights and logs, relative to one.
+
+    Args:
+        use: what the models make of their gradients.
+        pads: what pads the batches.
+    """
     found = []
     for base in (tf_keras.Model, smp.DistributedModel):
         model = model_with(base, use)
@@ -122,7 +128,7 @@ def compare(use: Use) -> float:
         model.build((None, 6))
         model.set_weights(Uses.weights(((6, 8), (8,), (8, 8), (8,), (8, 3), (3,))))
         model.compile(tf_keras.optimizers.SGD(0.1))
-        given = fit_arguments(Uses.X, Uses.Y, is_split=base is smp.DistributedModel)
+        given = fit_arguments(Uses.X, Uses.Y, is_split=base is smp.DistributedModel, pads=pads)
         history = model.fit(**given, epochs=2, verbose=0).history
         found.append([*model.get_weights(), *(np.asarray(history[key]) for key in sorted(history))])
     return max(
