@@ -50,6 +50,8 @@ from smp_tf.whole_batch.tail_graph import TailGraph, blocks_swapped, by_block, j
 #: Ops of whose inputs only type and shape matter.
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"})
 _LOSS = "loss"
+#: The most bytes of outputs of a batch that a loss is tried on, and that coefficients are computed of.
+_MOST_BYTES = 1 << 28
 #: How often losses are compared on made-up arguments.
 _TRIALS = 4
 #: What rounding may make of a number, relative to it, where it is more than in float32.
@@ -120,7 +122,7 @@ class LossCoefficients:
                 continue
             is_plain = of_whole.is_plain[number] and of_part.is_plain[number]
             found = _coefficients(part, whole, of_part.targets[number], targets, rows) if is_plain else None
-            if found is None:
+            if found is None or found[0].nbytes(samples.total) > _MOST_BYTES:
                 self.unknown.append(number)
                 continue
             is_needed = weighed is not None or not _is_average(*found, rows, samples)
@@ -160,7 +162,9 @@ class LossCoefficients:
     def _call(self, number: int, graph: OpGraph, function: _Coefficients) -> CallCoefficients | None:
         """Returns how the gradient of a call is taken; None where coefficients cannot be given to microbatches."""
         cuts, follows = function.tail.cuts, function.depend_on_model()
-        if any(cut.axis for cut in cuts):
+        fixed = {place for place, cut in enumerate(cuts) if cut.axis is None}
+        repeated = sum(graph.type_of(cuts[place].part).nbytes() for place in fixed if not function.is_constant(place))
+        if any(cut.axis for cut in cuts) or repeated * self._samples.count > _MOST_BYTES:
             return None
         if follows:
             try:
@@ -170,7 +174,6 @@ class LossCoefficients:
         names = tuple(f"{graph.nodes[cut.part.node].name}:{cut.part.index}" for cut in cuts)
         made = {n: made_up(spec, np.random.RandomState(0)) for n, spec in function.arguments.items()}
         values = function(made, function.zeros(self._samples.total))
-        fixed = {place for place, cut in enumerate(cuts) if cut.axis is None}
         constants = {place: values[place].numpy() for place in fixed if function.is_constant(place)}
         blocks = {place: cut.blocks for place, cut in enumerate(cuts) if cut.blocks > 1}
         return CallCoefficients(number, names, constants, frozenset(fixed - constants.keys()), follows, blocks)
@@ -317,6 +320,15 @@ class _Coefficients:
     def compared_with(self) -> tuple[float, ...]:
         """Returns the numbers that the loss compares something with."""
         return compared_with(self.graph, self.tail.nodes)
+
+    def nbytes(self, samples: int) -> int:
+        """Returns the bytes of the tensors where the tail begins.
+
+        Args:
+            samples: how many samples there are.
+        """
+        kinds = [self.graph.type_of(cut.whole) for cut in self.tail.cuts]
+        return sum(kind.nbytes(samples) for kind in kinds)
 
     def zeros(self, samples: int) -> list[tf.Tensor]:
         """Returns zeros of the types of the tensors where the tail begins.

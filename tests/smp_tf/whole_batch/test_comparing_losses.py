@@ -14,6 +14,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import announce
 from smp_tf.errors import StepError
+from smp_tf.whole_batch import loss_coefficients
 from tests.full_only import params
 from tests.smp_tf.whole_batch.own_gradients import Uses
 from tests.smp_tf.whole_batch.own_losses import COMPARING, compare, in_batch_softmax, rooted
@@ -90,6 +91,16 @@ def test_two_views_of_a_batch_are_compared(init: Callable[..., None]) -> None:
         found.append([*model.get_weights(), np.array(history["loss"]), np.array(history["norm"])])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-11)
+
+
+def test_outputs_that_are_too_large_are_left_to_the_check(
+    init: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are 21 samples with 3 numbers of 8 bytes each."""
+    monkeypatch.setattr(loss_coefficients, "_MOST_BYTES", 503)
+    init(microbatches=4)
+    with pytest.raises(StepError, match="another training in microbatches"):
+        compare(in_batch_softmax)
 
 
 def views(x: Any) -> Any:
