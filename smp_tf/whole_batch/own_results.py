@@ -23,6 +23,7 @@ from smp_tf.batch.results import ResultStructure, local_outputs_of
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
+from smp_tf.partition.samples.batch_tail import Cut
 from smp_tf.partition.samples.gradient_uses import meets_states, nonlinear_uses, owner_of
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.steps.sequel import WithoutTasks
@@ -30,6 +31,7 @@ from smp_tf.steps.trace import StepTrace
 from smp_tf.variables import store
 from smp_tf.whole_batch.batch_results import BatchResults, named_leaves
 from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.tail_graph import joined_cut
 
 #: The names under which a step returns its results, sorted.
 OF_SAMPLES = "results"
@@ -83,7 +85,7 @@ class OwnResults:
         #: Whether gradients are needed once per batch, and not only as averages over microbatches.
         self.uses_gradients = bool(nonlinear_uses(graph) or meets_states(graph)) or any(o is None for o in owners)
         self._once: BatchResults | None = None
-        self._axes: list[int] = []
+        self._cuts: list[Cut] = []
 
     def sorted(self, traced: StepTrace) -> StepTrace:
         """Returns a trace of the step that returns a dictionary with its results, sorted.
@@ -135,14 +137,14 @@ class OwnResults:
             )
         for ours, theirs in zip(part.lowered.results[LOCAL], whole.lowered.results[LOCAL], strict=True):
             own, other = (t.lowered.graph.outputs[s.outputs[0]] for t, s in ((part, ours), (whole, theirs)))
-            axis = rows.of(other).rows
-            if axis is None or rows.in_part(other) != own or ours.spec is not None:
+            content = rows.of(other)
+            if content.rows is None or rows.in_part(other) != own or ours.spec is not None:
                 raise StepError(
                     f"{self._in_words} has whole_batch=True, and local_outputs names a result that is no row for each "
                     f"sample (op {part.lowered.graph.nodes[own.node].name!r}). Such a result is computed on every "
                     f"rank, of the whole batch: take it out of local_outputs."
                 )
-            self._axes.append(axis)
+            self._cuts.append(Cut(other, own, content.rows, content.blocks))
         self._once = once
 
     @property
@@ -166,8 +168,8 @@ class OwnResults:
                 of_gradients = map(_of_gradients, written.gradients[0], self._owners.variables)
         else:
             of_samples = [of_batch(output, output.outputs[0]) for output in of_samples]
-        axes = self._axes or [0] * len(found[LOCAL])
-        local = [_joined(output, axis) for output, axis in zip(found[LOCAL], axes, strict=True)]
+        cuts: Sequence[Cut | None] = self._cuts or [None] * len(found[LOCAL])
+        local = [_joined(output, cut) for output, cut in zip(found[LOCAL], cuts, strict=True)]
         left = iter(of_samples), iter(of_gradients), iter(local)
         order = zip(self._is_of_samples, self._gradients, self._local, strict=True)
         return [next(left[kinds.index(True)]) for kinds in order]
@@ -181,9 +183,11 @@ class OwnResults:
         return self._structure.filled(outputs)
 
 
-def _joined(output: StepOutput, axis: int) -> StepOutput:
-    """Returns a result that stays on its rank, for the batch."""
-    return of_batch(output, tf.concat(output.outputs, axis) if output.is_local else None)
+def _joined(output: StepOutput, cut: Cut | None) -> StepOutput:
+    """Returns a result that stays on its rank, for the batch; it is joined as a cut is where there are microbatches."""
+    if not output.is_local:
+        return of_batch(output, None)
+    return of_batch(output, output.outputs[0] if cut is None else joined_cut(cut, output.outputs))
 
 
 def _of_gradients(value: Any, variable: Any) -> StepOutput:

@@ -375,3 +375,133 @@ def test_sparse_gradients_are_added_up_and_not_clipped(init: Callable[..., None]
 
     with pytest.raises(StepError, match=r"a gradient is sparse.* smp\.clip_by_global_norm"):
         clipping(numbers, y)
+
+
+def test_a_step_that_returns_nothing_may_update_metrics(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model, seen, tracker = net_of(smp.DistributedModel), tf.Variable(0), tf_keras.metrics.Mean()
+
+    @smp.step(whole_batch=True)
+    def evaluate(x: tf.Tensor, y: tf.Tensor) -> None:
+        tracker.update_state(f1(y, model(x)))
+        seen.assign_add(1)
+
+    scores = []
+    for x, y in batches():
+        assert evaluate(x, y=y) is None
+        scores.append(float(f1(y, model.call(x))))
+    tf.function(evaluate)(*batches()[0])
+    assert int(seen) == 4
+    np.testing.assert_allclose(tracker.result(), np.mean([*scores, scores[0]]), rtol=1e-12)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
+def test_layers_may_mix_samples_and_draw_random_numbers(init: Callable[..., None], options: dict[str, Any]) -> None:
+    """They see microbatches, as in any step. So the gradients of a mean are those of a step without the option."""
+
+    class Net(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="net")
+            layers = tf_keras.layers
+            self.all = [layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(3)]
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            for layer in self.all:
+                x = layer(x) if isinstance(layer, tf_keras.layers.Dense) else layer(x, training=training)
+            return x
+
+    found = []
+    for whole_batch in (False, True):
+        init(microbatches=4)
+        model = Net()
+
+        @smp.step(whole_batch=whole_batch, **options)
+        def forward_backward(x: tf.Tensor, y: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                p = model(x, training=True)  # noqa: B023 - the step runs within the loop
+                loss = mean(y, p)
+            return tape.gradient(loss, model.trainable_variables), loss, p  # noqa: B023
+
+        gradients, loss, p = forward_backward(*batches()[0])
+        values = [gradient.accumulate() for gradient in gradients]
+        found.append([*values, loss.reduce_mean(), p.concat(), model.all[1].moving_mean.numpy()])
+        smp.shutdown()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10)
+
+
+@pytest.mark.full
+def test_a_step_goes_on_in_the_next_job_and_without_one_says_so(init: Callable[..., None]) -> None:
+    found = []
+    model = None
+
+    @smp.step(whole_batch=True)
+    def forward_backward(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(y - model(x)))
+        return tape.gradient(loss, model.trainable_variables), loss
+
+    for _ in range(2):
+        init(microbatches=3)
+        model = net_of(smp.DistributedModel)
+        found.append([float(forward_backward(*batch)[1].reduce_mean()) for batch in batches((9, 8, 7, 6, 5))])
+        smp.shutdown()
+        with pytest.raises(smp.errors.NotInitializedError):
+            forward_backward(*batches()[0])
+    assert found[0] == found[1]
+
+
+@pytest.mark.full
+def test_an_optimizer_that_averages_takes_what_a_step_gives(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+    optimizer = smp.DistributedOptimizer(tf_keras.optimizers.Adam(0.01))
+
+    @smp.step(whole_batch=True)
+    def forward_backward(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(y - model(x)))
+        gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, model.trainable_variables), 1.0)
+        return gradients, norm
+
+    @tf.function
+    def train(x: tf.Tensor, y: tf.Tensor) -> Any:
+        gradients, norm = forward_backward(x, y)
+        optimizer.apply_gradients(
+            [(g.accumulate(), v) for g, v in zip(gradients, model.trainable_variables, strict=True)]
+        )
+        return norm.reduce_mean(), smp.global_norm([gradient.accumulate() for gradient in gradients])
+
+    norms = [train(*batch) for batch in batches()]
+    assert all(float(norm) > 1.0 for norm, _ in norms)
+    np.testing.assert_allclose([clipped for _, clipped in norms], 1.0, rtol=1e-12)
+
+
+def test_what_else_cannot_be_had_is_refused_in_words(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+
+    def ragged(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return tf.RaggedTensor.from_tensor(model(x))
+
+    assert "returns a ragged or sparse tensor" in refused(ragged)
+
+    def weighted(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            p = model(x)
+        return tape.gradient(p, model.trainable_variables, output_gradients=y)
+
+    assert "cannot be told how the loss counts samples that call 1 of tape.gradient" in refused(weighted)
+
+    class Sliced:
+        def __init__(self, rows: tf.Tensor) -> None:
+            self.rows = rows
+
+        def smp_slice(self, num_mb: int, mb: int, axis: int) -> Any:
+            return Sliced(tf.split(self.rows, num_mb)[mb])
+
+    def sliced(x: tf.Tensor, y: tf.Tensor, more: Sliced) -> Any:
+        return mean(y, model(x)) + tf.reduce_sum(more.rows)
+
+    assert "cut by a method of their own have no whole batch" in refused(sliced, Sliced(tf.ones([8], tf.float64)))
