@@ -301,11 +301,11 @@ class Step:
         arguments = self._sort(args, kwargs)
         return self._trace(arguments, [tf.type_spec_from_value(tensor) for tensor in arguments.tensors])
 
-    def trace_for(self, samples: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> StepTrace:
+    def trace_for(self, samples: int | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> StepTrace:
         """Traces another function that takes the step's arguments, without running or planning anything.
 
         Args:
-            samples: number of samples to trace it for.
+            samples: number of samples to trace it for; None leaves it open.
             function: the function.
             *args: the positional arguments of a call of the step.
             **kwargs: its keyword arguments.
@@ -313,6 +313,15 @@ class Step:
         arguments = self._sort(args, kwargs)
         planned = cut_arguments(arguments, self._options)
         return self._trace(arguments, [microbatch_spec(each, samples) for each in planned], function)
+
+    def key_of(self, *args: Any, **kwargs: Any) -> Hashable:
+        """Returns what tells calls apart: the types of their tensors, and the values of all other arguments.
+
+        Args:
+            *args: the positional arguments of the call.
+            **kwargs: its keyword arguments.
+        """
+        return self._sort(args, kwargs).with_own_types().key
 
     def samples_in(self, *args: Any, **kwargs: Any) -> int | None:
         """Returns the number of samples of a batch; None where it is known only when the step runs.

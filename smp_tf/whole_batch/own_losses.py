@@ -149,16 +149,19 @@ class OwnLosses:
             with of_whole.left_out(of_part):
                 return self._body(*given, **named)
 
-        size = sizes_of(samples, min(samples, runtime.current().config.microbatches))[0]
-        part = self._plain.trace_for(size, part_of, *args, **kwargs)
+        sizes = set(sizes_of(samples, min(samples, runtime.current().config.microbatches)))
+        part = self._plain.trace_for(sizes.pop() if len(sizes) == 1 else None, part_of, *args, **kwargs)
         whole = self._plain.trace_for(samples, whole_of, *args, **kwargs)
         rows = sample_rows(part, whole, samples)
         found = self._coefficients((part, whole), (of_part, of_whole), rows, samples, None)
         # A loss that is an average for batches of one size may be none for those of another.
-        self._numbers |= {call.number for call in found.calls}
-        if self._numbers == {call.number for call in found.calls}:
+        told = {call.number for call in found.calls}
+        self._numbers |= told
+        # Arguments that are no tensors may choose another way through the function, with fewer losses.
+        wanted = {number for number in self._numbers if number < len(of_part.targets)}
+        if wanted == told:
             return found
-        return self._coefficients((part, whole), (of_part, of_whole), rows, samples, self._numbers)
+        return self._coefficients((part, whole), (of_part, of_whole), rows, samples, wanted)
 
     def _coefficients(
         self,

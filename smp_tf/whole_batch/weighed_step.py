@@ -89,7 +89,7 @@ class WeighedStep:
             also: what the program is for besides.
         """
         tensors = tf.nest.flatten(list(self._forward.tensors_of(*args, **kwargs)), expand_composites=True)
-        key = tuple(sizes), tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        key = tuple(sizes), self._forward.key_of(*args, **kwargs)
         self._step.also = also
         is_new = key not in self._known
         if is_new:

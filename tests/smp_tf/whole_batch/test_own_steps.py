@@ -32,16 +32,21 @@ def test_gradients_that_are_returned_as_they_are(init: Callable[..., None], eage
     assert compare(training(mean, lambda gradients, *_: (gradients, {})), eager=eager) < 1e-12
 
 
-@pytest.mark.parametrize("microbatches", params([1, 2, 3, 8], [1, 2, 8]))
+@pytest.mark.parametrize("microbatches", params([1, 2, 3, 8], [1, 2, 3, 8]))
 def test_that_is_so_for_any_number_of_microbatches(init: Callable[..., None], microbatches: int) -> None:
     init(microbatches=microbatches)
     assert compare(training(mean), sizes=(21, 20, 3, 1)) < 1e-12
 
 
-def test_one_program_may_take_all_sizes(init: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    params([((10, 9), {"reduce_retracing": True}), ((10, 9, 8, 7, 6), {})], [((10, 9, 8, 7, 6), {})]),
+)
+def test_one_program_may_take_all_sizes(
+    init: Callable[..., None], sizes: tuple[int, ...], options: dict[str, Any]
+) -> None:
     init(microbatches=2)
-    assert compare(training(mean), sizes=(10, 9, 8, 7, 6), eager=True) < 1e-12
-    assert compare(training(mean), sizes=(10, 9, 8), reduce_retracing=True) < 1e-12
+    assert compare(training(mean), sizes=sizes, eager=True, **options) < 1e-12
 
 
 def test_metrics_are_updated_once_per_batch(init: Callable[..., None]) -> None:
@@ -63,6 +68,7 @@ def test_metrics_are_updated_once_per_batch(init: Callable[..., None]) -> None:
     assert compare(make) < 1e-12
 
 
+@pytest.mark.full
 def test_two_losses_may_be_differentiated(init: Callable[..., None]) -> None:
     """As the two phases of a GAN are: each layer is trained by one of them, and both gradients are clipped together."""
     init(microbatches=4)
@@ -215,7 +221,7 @@ def test_what_cannot_be_had_is_refused_in_words(init: Callable[..., None]) -> No
     assert "cannot be traced for all samples of a batch: made for microbatches" in refused(sized)
 
 
-@pytest.mark.parametrize("loss", params([*LOSSES, *COMPARING], [*list(LOSSES)[1:], *list(COMPARING)[1:]]))
+@pytest.mark.parametrize("loss", params([*LOSSES, *COMPARING], [*LOSSES, *list(COMPARING)[1:]]))
 @pytest.mark.parametrize("eager", params([True, False], [False]))
 def test_losses_count_samples_as_in_the_whole_batch(init: Callable[..., None], loss: str, eager: bool) -> None:
     init(microbatches=4)
@@ -294,6 +300,7 @@ def test_a_graph_may_leave_the_batch_size_open_where_losses_are_averages(init: C
         in_loops(lambda x, y: summed(x, y)[1]["norm"].reduce_mean())(data)
 
 
+@pytest.mark.full
 def test_two_steps_may_make_one_update(init: Callable[..., None]) -> None:
     """Sharpness-aware minimisation: gradients are taken once more where the normalised gradient leads."""
     init(microbatches=4)
@@ -505,3 +512,28 @@ def test_what_else_cannot_be_had_is_refused_in_words(init: Callable[..., None]) 
         return mean(y, model(x)) + tf.reduce_sum(more.rows)
 
     assert "cut by a method of their own have no whole batch" in refused(sliced, Sliced(tf.ones([8], tf.float64)))
+
+
+def test_an_argument_may_choose_the_loss(init: Callable[..., None]) -> None:
+    """Batches of the same shapes, of which one is summed, another averaged, and a third only scored."""
+    init(microbatches=4)
+    model = net_of(smp.DistributedModel)
+    model.build((None, 6))
+
+    def way(x: tf.Tensor, y: tf.Tensor, kind: str = "mean") -> Any:
+        if kind == "score":
+            return [], f1(y, model(x))
+        with tf.GradientTape() as tape:
+            loss = mean(y, model(x)) if kind == "mean" else tf.reduce_sum(tf.square(y - model(x)))
+        return tape.gradient(loss, model.trainable_variables), loss
+
+    step = smp.step(way, whole_batch=True)
+    x, y = batches()[0]
+    for kind in ("mean", "sum", "score", "mean"):
+        gradients, value = step(x, y, kind=kind)
+        loss_of = {"mean": mean, "sum": lambda y, p: tf.reduce_sum(tf.square(y - p)), "score": f1}[kind]
+        with tf.GradientTape() as tape:
+            wanted = loss_of(y, model.call(x))
+        np.testing.assert_allclose(value.reduce_mean(), wanted, rtol=1e-12)
+        for one, other in zip(gradients, tape.gradient(wanted, model.trainable_variables), strict=False):
+            np.testing.assert_allclose(one.accumulate(), other, rtol=1e-10)
