@@ -105,7 +105,8 @@ def train(base: type, make: Make, *, eager: bool, sizes: Sequence[int] = SIZES, 
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return logs
 
-    once = once if eager and base is not tf_keras.Model else tf.function(once)
+    # Plain Keras runs op by op: in a graph, TensorFlow may read a weight for the loss when it is updated already.
+    once = once if eager or base is tf_keras.Model else tf.function(once)
     logged = [tf.nest.flatten(once(*batch)) for _ in range(2) for batch in batches(sizes)]
     return [*(np.asarray(value) for logs in logged for value in logs), *model.get_weights(), state.numpy()]
 
