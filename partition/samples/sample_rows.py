@@ -234,7 +234,7 @@ class SampleRows:
             return Content(weights=node.source is not None and self._whole.variables[node.source].in_model)
         if node.op in SOURCES:
             return Content()
-        if node.op == "Const" and self._is_uniform(number):
+        if (node.op == "Const" and self._is_uniform(number)) or (node.op == "Fill" and self._is_filled(node, tensor)):
             return Content(rows=0, samples=True)
         gradients = node.name in self._unknown or any(c.gradients for c in given)
         samples = any(c.samples for c in given) or number in self._constants[1]
@@ -402,6 +402,23 @@ class SampleRows:
             return is_longer and len(found) == 1 and found == _elements(other)
         return other.op in _FILLED and found == {_FILLED[other.op]}
 
+    def _is_filled(self, node: Node, tensor: Tensor) -> bool:
+        """Returns whether a tensor has a row a sample, and is filled with one number, the same as for a microbatch.
+
+        Large zeros of the shape of the samples are so filled. Where a microbatch's are small, they are a constant.
+        """
+        shape, number = self._whole.type_of(tensor).shape, self._part.number_of.get(node.name)
+        value = self._whole.nodes[node.inputs[1].node]
+        if not shape or shape[0] != self._samples or number is None or value.op != "Const":
+            return False
+        other = self._part.nodes[number]
+        if other.op == "Fill":
+            filled = self._part.nodes[other.inputs[1].node]
+            found = _elements(filled) if filled.op == "Const" else None
+        else:
+            found = _elements(other) if other.op == "Const" else {_FILLED.get(other.op)}
+        return other.outputs[0].shape != shape and found == _elements(value)
+
     def _keeps_length(self, tensor: Tensor, length: int) -> bool:
         """Returns whether the first dimension's length for a microbatch is what its samples say, where it is known."""
         lengths = self._lengths(tensor)
@@ -410,15 +427,15 @@ class SampleRows:
     def _takes_all_rows(self, node: Node) -> bool:
         """Returns whether a slice takes everything along the first dimension, in order."""
         masks = node_def_pb2.NodeDef.FromString(node.definition).attr
+        strides = self._value_of(node.inputs[3])
+        if masks["ellipsis_mask"].i & 1:
+            # As in labels[..., :1]: what is left out begins with the first dimension, if there is any left out.
+            shape = self._whole.type_of(node.inputs[0]).shape
+            others = len(strides) - 1 - int(masks["new_axis_mask"].i).bit_count()
+            return bool(strides) and shape is not None and len(shape) > others
         if not (masks["begin_mask"].i & 1 and masks["end_mask"].i & 1):
             return False
-        if (masks["ellipsis_mask"].i | masks["new_axis_mask"].i | masks["shrink_axis_mask"].i) & 1:
-            return False
-        strides = self._whole.nodes[node.inputs[3].node]
-        if strides.op != "Const":
-            return False
-        value = tensor_util.MakeNdarray(node_def_pb2.NodeDef.FromString(strides.definition).attr["value"].tensor)
-        return int(value[0]) == 1
+        return strides[:1] == [1] and not (masks["new_axis_mask"].i | masks["shrink_axis_mask"].i) & 1
 
     def _attribute(self, node: Node, name: str) -> int:
         """Returns a number or truth value among the attributes of a node."""

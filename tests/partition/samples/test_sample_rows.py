@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import tensor_util
@@ -90,3 +92,44 @@ def test_copies_of_each_sample_one_by_one_are_no_blocks() -> None:
     rows = SampleRows(whole, part, 8)
     assert rows.of(found["out"]).rows is None
     assert {rows.of(tensor).blocks for tensor in found.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("masks", "strides", "rows"),
+    [
+        ({"begin_mask": 3, "end_mask": 1}, [1, 1], 0),
+        ({"begin_mask": 2, "ellipsis_mask": 1}, [1, 1], 0),
+        ({"begin_mask": 4, "ellipsis_mask": 1, "new_axis_mask": 2}, [1, 1, 1], 0),
+        ({"begin_mask": 6, "ellipsis_mask": 1}, [1, 1, 1], None),
+        ({"begin_mask": 3, "end_mask": 3}, [-1, 1], None),
+        ({"begin_mask": 2, "end_mask": 3}, [1, 1], None),
+    ],
+    ids=["[:, :1]", "[..., :1]", "[..., newaxis, :1]", "[..., :1, :1]", "[::-1, :]", "[1:, :]"],
+)
+def test_a_slice_that_takes_all_samples_holds_rows(masks: dict[str, int], strides: list[int], rows: int | None) -> None:
+    graphs = []
+    for n in (8, 2):
+        builder = GraphBuilder()
+        x = builder.argument((n, 4))
+        definition = node_def_pb2.NodeDef(name="slice", op="StridedSlice")
+        for name, mask in masks.items():
+            definition.attr[name].i = mask
+        begin, end = constant_of(builder, [1] * len(strides)), constant_of(builder, [9] * len(strides))
+        by = constant_of(builder, strides)
+        given = {"shape": (n, 1), "definition": definition.SerializeToString()}
+        graphs.append(builder.graph(builder.add("StridedSlice", x, begin, end, by, **given)))  # type: ignore[arg-type]
+    assert SampleRows(*graphs, 8).of(graphs[0].outputs[0]).rows == rows
+
+
+@pytest.mark.parametrize(("of_part", "rows"), [("Fill", 0), ("Const", 0), ("ZerosLike", 0), ("OnesLike", None)])
+def test_large_zeros_in_the_shape_of_the_samples_are_rows(of_part: str, rows: int | None) -> None:
+    graphs = []
+    for n, op in ((8, "Fill"), (2, of_part)):
+        builder = GraphBuilder()
+        x, zero = builder.argument((n, 3)), constant(builder, ())
+        inputs = {"Fill": (constant_of(builder, [n, 3]), zero), "Const": ()}.get(op, (x,))
+        definition = builder.nodes[constant(builder, (n, 3)).node].definition if op == "Const" else b""
+        builder.add(op, *inputs, shape=(n, 3), definition=definition)
+        builder.nodes[-1] = dataclasses.replace(builder.nodes[-1], name="zeros")
+        graphs.append(builder.graph(Tensor(len(builder.nodes) - 1, 0)))
+    assert SampleRows(*graphs, 8).of(graphs[0].outputs[0]).rows == rows
