@@ -122,10 +122,11 @@ def test_the_table_of_bubbles() -> None:
 def test_every_example_is_in_the_table() -> None:
     table = page("docs/getting_started.md").split("| example | shows |")[1]
     assert re.findall(r"^\| \[(\w+)\.py\]\(\.\./examples/\1\.py\)", table, re.MULTILINE) == [
-        "digits", "fit", "wrapped", "language_model", "replicas", "resume", "pretrained_pair", "finetune",
-        "transformer", "load_digits",
+        "digits", "whole_batch", "fit", "wrapped", "language_model", "replicas", "resume", "pretrained_pair",
+        "finetune", "transformer", "masked_words", "detection", "contrastive", "distillation", "gan",
+        "sharpness_aware", "load_digits",
     ]  # fmt: skip
-    assert len(list((ROOT / "examples").glob("*.py"))) == 10
+    assert len(list((ROOT / "examples").glob("*.py"))) == 17
 
 
 def test_the_plan_shown_is_that_of_the_readme() -> None:

@@ -295,6 +295,37 @@ def test_the_transformer_example_says_what_it_needs() -> None:
     assert "pip install 'transformers<5'" in told.stderr
 
 
+#: By name, arguments for a short run, and what is printed at the end.
+OF_THE_WHOLE_BATCH = {
+    "masked_words": (["--epochs", "2", "--steps", "10"], r"letters said ([\d.]+)$"),
+    "detection": (["--epochs", "3", "--sheets", "256"], r"test: F1 ([\d.]+)"),
+    "contrastive": (["--epochs", "2"], r"test accuracy ([\d.]+) by"),
+    "distillation": (["--epochs", "3"], r"student: test accuracy ([\d.]+)"),
+    "gan": (["--epochs", "2"], r"the generator's (-?[\d.]+)$"),
+    "sharpness_aware": (["--epochs", "3"], r"test accuracy ([\d.]+)"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OF_THE_WHOLE_BATCH)
+def test_an_example_of_the_whole_batch_prints_what_one_process_prints(name: str, tmp_path: Path) -> None:
+    arguments, last = OF_THE_WHOLE_BATCH[name]
+    if name == "distillation":
+        arguments = [*arguments, "--teacher", str(tmp_path / "teacher.keras")]
+    split = launch_script(2, f"examples/{name}.py", arguments).expect_clean()
+    alone = launch_script(1, f"examples/{name}.py", arguments, launched=False).expect_clean()
+    numbers = [
+        [
+            float(n)
+            for n in re.findall(r"mean loss (-?[\d.]+)", text_of(one)) + re.findall(last, text_of(one), re.MULTILINE)
+        ]
+        for one in (split, alone)
+    ]
+    assert len(numbers[0]) > 2
+    # Adam's first steps make much of rounding: fused kernels move the second loss of contrastive.py by 2e-3 of it.
+    assert numbers[0] == pytest.approx(numbers[1], rel=5e-3, abs=2e-3)
+
+
 @pytest.mark.parametrize(
     "names",
     [
