@@ -18,10 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.announce import announce
 from smp_tf.batch.microbatches import count_samples
 from smp_tf.errors import StepError
-from smp_tf.job import exchange, runtime
+from smp_tf.job import runtime
 from smp_tf.loss_check.check import (
     BothTraces,
     LossCheck,
@@ -31,7 +30,6 @@ from smp_tf.loss_check.check import (
     tell_written_weights,
 )
 from smp_tf.optimizer.recorded_apply import ApplyRecorder, RecordedApply
-from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.partition.trace.lower import OutputSlot
@@ -48,23 +46,15 @@ from smp_tf.training.needed_coefficients import needed_coefficients
 from smp_tf.training.once_per_batch import (
     BatchTraces,
     TracedStep,
-    once_over_replicas,
     once_per_batch,
     written_states,
 )
-from smp_tf.training.replica_batches import (
-    ReplicaBatches,
-    SizesOfReplicas,
-    composite_parts,
-    samples_of,
-    with_samples,
-)
-from smp_tf.training.replica_states import ReplicaStates
+from smp_tf.training.replica_batches import composite_parts, samples_of, with_samples
+from smp_tf.training.replica_union import ReplicaUnion
 from smp_tf.whole_batch.batch_results import BatchResults, sample_rows
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
-from smp_tf.whole_batch.own_samples import OwnSamples
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
 #: The largest batch in bytes whose losses are compared with those of its microbatches.
@@ -95,21 +85,15 @@ class BatchFunction:
             self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
         self._checks: dict[int, LossCheck] = {}
         self._once: dict[int, BatchResults] = {}
-        self._sizes: list[int] = []
-        self._composites: set[int] = set()
         self._of_metrics: dict[int, frozenset[str]] = {}
         #: Samples of this replica so far.
         self.samples = 0
         #: The plan of the step that ran last; None where the step is not split.
         self.plan: Plan | None = None
         self._in_words = f"{method} of model {model.name!r}"
-        self._batches = ReplicaBatches(self._over_replicas)
-        self._states = ReplicaStates(self._in_words)
-        # Whether replicas have told each other what a new program computes once per batch.
-        self._has_agreed = False
-        # Whether no program has been examined so far.
-        self._is_first = True
-        self._sets = SizesOfReplicas()
+        self._union = ReplicaUnion(self._in_words, self._over_replicas)
+        # Whether no program has been examined so far, and whether there are some for joined batches of all replicas.
+        self._is_first, self._has_joined = True, False
         one_microbatch = self._one_microbatch
         self._step = self._step_of(lambda data: one_microbatch(data))
         #: The step that is given the coefficients of losses, once a loss is found that needs them.
@@ -144,11 +128,13 @@ class BatchFunction:
         several = self._model.steps_per_execution
         results = []
         for _ in range(1 if several is None else int(several.numpy())):
-            found = self._batches.next(iterator)
-            batch, self._sizes = found.batch, found.sizes
+            found = self._union.next(iterator)
+            batch = found.batch
             if not found.is_alike:
-                self._part_replicas("their batches differ in more than the number of samples")
-            self._step.also = self._sets.own(self._sizes) if self._joins_replicas else None
+                self._union.part("their batches differ in more than the number of samples")
+            if self._union.is_apart:
+                self._begin_apart(is_alike=found.is_alike)
+            self._step.also = self._union.also
             program, tensors = self._program_for(batch)
             self._tell_totals(program, tensors)
             traced = program.lowered.results["traced"]
@@ -158,7 +144,7 @@ class BatchFunction:
             self.plan = program.plan if isinstance(program, SplitProgram) else None
             of_metrics = self._of_metrics.get(program.lowered.results["traced"], frozenset())
             object.__setattr__(self._model, "_smp_logs_of_metrics", of_metrics)
-            object.__setattr__(self._model, "_smp_states_of_all", self._states.held)
+            object.__setattr__(self._model, "_smp_states_of_all", self._union.states.held)
             self.samples += samples_of(batch)
         return self._over_batches(results)
 
@@ -170,7 +156,7 @@ class BatchFunction:
                 return self._step.find(batch)
             except WeighedError as error:
                 found, self._weighed = error.coefficients, self._weighed_step()
-        return self._weighed.program_for([batch], {}, found, sizes=self._sizes, also=self._step.also)
+        return self._weighed.program_for([batch], {}, found, sizes=self._union.sizes, also=self._union.also)
 
     def _weighed_step(self) -> WeighedStep:
         """Returns the step that is given the coefficients of losses."""
@@ -196,7 +182,7 @@ class BatchFunction:
 
     def _coefficients_for(self, batch: Any, numbers: Collection[int]) -> LossCoefficients:
         """Returns the coefficients of the losses, by numbers of their calls, for batches of another structure."""
-        of_part, of_whole, samples = GradientCalls(), GradientCalls(), self._own_samples
+        of_part, of_whole, samples = GradientCalls(), GradientCalls(), self._union.samples
         part = self._step_of(lambda data: self._looked_at(data, of_part.noted())).trace(
             with_samples(batch, samples.count, samples.parts[0])
         )
@@ -246,46 +232,44 @@ class BatchFunction:
             return results[-1]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *results)
 
-    @property
-    def _joins_replicas(self) -> bool:
-        return self._over_replicas and runtime.current().topology.replicas > 1
-
     def _examine(self, traced: StepTrace, retrace: Retrace) -> Examined:
         """Traces a new program's step for a whole batch: for what is computed once per batch, and to check its losses.
 
         See `whole_batch/batch_results.py` and `loss_check/check.py`.
         """
-        joins, is_first = self._joins_replicas, self._is_first
+        union, is_first = self._union, self._is_first
         is_checked = bool(runtime.current().config.check_losses)
-        if self._method == "predict_step" or not (retrace.microbatches > 1 or joins):
+        if self._method == "predict_step" or not (retrace.microbatches > 1 or union.has_several):
             return Examined(traced)
         if is_checked:
             tell_written_weights(self._in_words, traced.lowered.graph)
         number, check = traced.lowered.results["traced"], None
-        self._has_agreed = False
+        union.begin_program()
         # Replicas come to another structure one by one. Then each holds its losses against its own batch.
-        checked = self._sizes if is_first or not joins else self._sizes[runtime.current().topology.replica :][:1]
+        of_all = is_first or not union.has_several
+        checked = union.sizes if of_all else [union.samples.count]
         try:
-            traces = self._traces(traced, retrace, self._sizes)
+            traces = self._traces(traced, retrace, union.sizes)
             traced = self._without_once(traces, retrace)
-            if is_checked and (checked is self._sizes or not self._traced[number][1].is_needed):
-                if checked is not self._sizes:
+            if is_checked and (of_all or not self._traced[number][1].is_needed):
+                if not of_all:
                     traces = self._traces(traced, retrace, checked)
                 check = self._check_of(traced, traces, checked)
         except (NeedsItsSizesError, WeighedError):
             raise
         except Exception as error:
             tell_unchecked(self._in_words, f"the step cannot be traced for all samples of a batch: {error}")
-            if joins and not self._states.is_apart:
-                self._can_join(None)
+            if union.has_several and not union.is_apart:
+                union.can_join(None)
         self._is_first = False
         once = self._once.get(number)
-        if joins:
-            self._states.note(once.states if once is not None else [], written_states(traced))
+        if union.has_several:
+            union.states.note(once.states if once is not None else [], written_states(traced))
         if is_checked and (once is None or not once.has_gradients):
             check_gradient_uses(self._in_words, traced.lowered.graph)
         sums = 0 if once is None else once.rounds_of_telling(self._traced[number][0])
         joined = once is not None and once.has_joined_samples
+        self._has_joined = self._has_joined or joined
         if check is None:
             return Examined(traced, (), sums, joined)
         self._checks[number] = check
@@ -294,22 +278,12 @@ class BatchFunction:
     def _weigh(self, traces: BatchTraces) -> None:
         """Raises where microbatches have to be told what their samples count in a loss of the whole batch."""
         number = traces.part.trace.lowered.results["traced"]
-        if self._weighed is not None or self._traced[number][1].scales_losses or self._states.is_apart:
+        if self._weighed is not None or self._traced[number][1].scales_losses or self._union.is_apart:
             return
-        together = self._sets.come_together
-        found = needed_coefficients(traces, self._own_samples, self._composites, together=together)
+        union = self._union
+        found = needed_coefficients(traces, union.samples, union.composites, together=union.comes_together)
         if found is not None:
             raise WeighedError(found)
-
-    @property
-    def _own_samples(self) -> OwnSamples:
-        """Returns which samples of the batch of all replicas are those of this one."""
-        running = runtime.current()
-        return OwnSamples(
-            tuple(self._sizes),
-            running.topology.replica if self._joins_replicas else 0,
-            running.config.microbatches,
-        )
 
     def _traces(self, traced: StepTrace, retrace: Retrace, sizes: Sequence[int]) -> BatchTraces:
         """Returns the traces of a step for a microbatch, which is there, and for a batch of some samples."""
@@ -327,55 +301,25 @@ class BatchFunction:
         """Takes out of a step, traced for a microbatch, what is computed once per batch; returns what is left."""
         traced = traces.part.trace
         self._weigh(traces)
-        if not self._joins_replicas:
-            once = once_per_batch(traces, is_open=retrace.has_any_size)
+        if self._union.has_several:
+            once = self._union.once_per_batch(traces)
         else:
-            once = self._once_over_replicas(traces)
+            once = once_per_batch(traces, is_open=retrace.has_any_size)
         if once.is_empty:
             return traced
         self._once[traced.lowered.results["traced"]] = once
         return once.taken_out()
 
-    def _once_over_replicas(self, traces: BatchTraces) -> BatchResults:
-        """Returns what is computed once for the batches of all replicas; of gradients alone where these are apart."""
-        is_open, once = self._step.also is None, None
-        if not self._states.is_apart:
-            once = once_over_replicas(traces, self._sets, is_open=is_open, of_samples=True)
-        if once is None or not self._can_join(once):
-            once = once_over_replicas(traces, self._sets, is_open=is_open, of_samples=False)
-        return once
-
-    def _can_join(self, once: BatchResults | None) -> bool:
-        """Returns whether the batches of all replicas can be joined for what is computed once of them."""
-        key = why = None
-        if once is not None and once.joined is not None:
-            key, why = once.joined.key, once.joined.why_not(self._composites)
-        if self._sets.come_together and not self._has_agreed:
-            self._has_agreed = True
-            name = f"what {self._in_words} computes once of batches of {self._sizes} samples"
-            said = exchange.allgather_json(key, CommGroup.RDP_GROUP, name=name)
-            if any(other != said[0] for other in said):
-                why = "their batches differ in size, and their graphs with them"
-            if why is not None:
-                self._part_replicas(why)
-        return why is None
-
-    def _part_replicas(self, why: str) -> None:
-        """Lets each replica compute of its own microbatches, from now on, what is computed once per batch."""
-        if self._states.is_apart:
-            return
-        if self._weighed is not None:
+    def _begin_apart(self, *, is_alike: bool) -> None:
+        """Drops the programs for which batches of all replicas were joined, since these cannot be joined any more."""
+        if self._weighed is not None and (self._has_joined or not is_alike):
             raise StepError(
                 f"{self._in_words} has a loss in which the samples of all replicas count together, so their batches "
-                f"are joined. That cannot be done: {why}. Pad the batches of all replicas to one length."
+                f"are joined. These cannot be joined any more, since they differ in more than the number of samples. "
+                f"Pad the batches of all replicas to one length."
             )
-        self._states.is_apart = True
-        announce(
-            f"{self._in_words}: the batches of all replicas are not joined, so metrics and logs are computed for each "
-            f"microbatch and averaged: {why}.",
-            runtime.current().topology.rank,
-        )
-        if self._once:
+        if self._has_joined:
+            self._has_joined = False
             one_microbatch = self._one_microbatch
             self._step = self._step_of(lambda data: one_microbatch(data))
 
@@ -387,12 +331,12 @@ class BatchFunction:
             self._in_words,
             BothTraces(Numbers(self._calls[number], traced), Numbers(whole.calls, whole.trace), traces.rows),
             sizes,
-            joins_replicas=self._joins_replicas and is_first,
-            with_states=is_first or not self._joins_replicas,
+            joins_replicas=self._union.has_several and is_first,
+            with_states=is_first or not self._union.has_several,
             key=f"{id(self)}/{number}",
             metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
         )
-        if self._joins_replicas and is_first and not check.can_be_joined(bool(self._composites)):
+        if self._union.has_several and is_first and not check.can_be_joined(bool(self._union.composites)):
             why = "ragged, sparse or text arguments of several replicas, which go into losses, cannot be joined"
             tell_unchecked(self._in_words, why)
             return None
@@ -406,7 +350,7 @@ class BatchFunction:
 
     def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
         """Returns the step for all samples of a batch, as one process computes it, without backward."""
-        self._composites = composite_parts(data)
+        self._union.composites = composite_parts(data)
         return self._looked_at(data, calls.left_out(like))
 
     def _one_microbatch(self, data: Any, coefficients: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
