@@ -193,8 +193,8 @@ class OwnLosses:
             raise StepError(
                 f"{self._in_words} has whole_batch=True, and it cannot be told how the loss counts samples that "
                 f"call {unknown[0] + 1} of tape.gradient differentiates. It can where the loss is computed of a row "
-                f"for each sample that the model or the arguments give, without random numbers or output_gradients. "
-                f"Leave out whole_batch=True where the loss is a mean over samples."
+                f"for each sample that the model or the arguments give, of a few MiB, without random numbers or "
+                f"output_gradients. Leave out whole_batch=True where the loss is a mean over samples."
             )
         return found
 

@@ -29,6 +29,7 @@ TRAINED = [
     trained("over_sixteen", "adaptive", eager=True),
     trained("weighted_sum", "signed_roots"),
     trained("dice", "clipped_and_logged", partitions=3, microbatches=8),
+    LaunchedCase(2, CASES, Case("penalty", "with_penalty", {}, STAGES)),
     *(trained("total", "scaled_by_the_loss", pipeline=pipeline) for pipeline in ("simple", "zb_h1")),
 ]
 

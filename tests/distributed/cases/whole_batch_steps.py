@@ -11,7 +11,7 @@ import smp_tf as smp
 from smp_tf.errors import StepError
 from tests.smp_tf.whole_batch import own_losses
 from tests.smp_tf.whole_batch.own_gradients import USES
-from tests.smp_tf.whole_batch.own_loops import batches, compare, f1, in_float64, mean, net_of, training
+from tests.smp_tf.whole_batch.own_loops import batches, compare, f1, in_float64, mean, net_of, penalised, training
 
 LOSSES = {"mean": mean, **own_losses.LOSSES, **own_losses.COMPARING}
 
@@ -20,6 +20,12 @@ def trained(loss: str, use: str, eager: bool) -> bool:
     """Whether a loop trains, and logs, as one process does."""
     with in_float64():
         return compare(training(LOSSES[loss], USES[use]), eager=eager, sizes=(21, 20, 3, 1)) < 1e-12
+
+
+def with_penalty() -> bool:
+    """Whether a loop with a gradient penalty trains, and logs, as one process does."""
+    with in_float64():
+        return compare(penalised, sizes=(21, 20, 3, 1)) < 1e-12
 
 
 def local_outputs() -> dict[str, Any]:

@@ -64,6 +64,23 @@ def training(loss_of: Callable[[Any, Any], Any], use: Callable[..., Any] = clipp
     return make
 
 
+def penalised(model: Any, state: tf.Variable) -> Callable[..., Any]:
+    """As a critic of a GAN has it: the gradient by inputs goes into the loss, and its norm into the logs."""
+
+    def forward_backward(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                scores = model(x)
+            slopes = tf.sqrt(tf.reduce_sum(tf.square(inner.gradient(scores, x)), -1) + 1e-12)
+            penalty = tf.reduce_sum(tf.square(slopes - 1.0))
+            loss = tf.reduce_mean(scores) + 0.1 * penalty
+        gradients = tape.gradient(loss, model.trainable_variables[:-1])
+        return [*gradients, None], {"loss": loss, "penalty": penalty, "steepest": tf.reduce_max(slopes)}
+
+    return forward_backward
+
+
 def value_of(result: Any) -> Any:
     """Returns the only value of a result; None where another rank has it."""
     if not isinstance(result, StepOutput):

@@ -14,7 +14,7 @@ import smp_tf as smp
 from smp_tf.errors import StepError
 from tests.full_only import params
 from tests.smp_tf.whole_batch.own_gradients import USES, Uses
-from tests.smp_tf.whole_batch.own_loops import batches, compare, f1, mean, net_of, training, value_of
+from tests.smp_tf.whole_batch.own_loops import batches, compare, f1, mean, net_of, penalised, training, value_of
 from tests.smp_tf.whole_batch.own_losses import COMPARING, LOSSES
 
 pytestmark = pytest.mark.large
@@ -229,24 +229,9 @@ def test_losses_count_samples_as_in_the_whole_batch(init: Callable[..., None], l
 
 
 def test_a_gradient_penalty_is_that_of_the_batch(init: Callable[..., None]) -> None:
-    """As a critic of a GAN has it: the gradient by inputs goes into the loss, and its norm into the logs."""
     init(microbatches=4)
 
-    def make(model: Any, state: tf.Variable) -> Callable[..., Any]:
-        def forward_backward(x: Any, y: Any) -> Any:
-            with tf.GradientTape() as tape:
-                with tf.GradientTape() as inner:
-                    inner.watch(x)
-                    scores = model(x)
-                slopes = tf.sqrt(tf.reduce_sum(tf.square(inner.gradient(scores, x)), -1) + 1e-12)
-                penalty = tf.reduce_sum(tf.square(slopes - 1.0))
-                loss = tf.reduce_mean(scores) + 0.1 * penalty
-            gradients = tape.gradient(loss, model.trainable_variables[:-1])
-            return [*gradients, None], {"loss": loss, "penalty": penalty, "steepest": tf.reduce_max(slopes)}
-
-        return forward_backward
-
-    assert compare(make) < 1e-12
+    assert compare(penalised) < 1e-12
 
 
 def in_loops(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -537,3 +522,11 @@ def test_an_argument_may_choose_the_loss(init: Callable[..., None]) -> None:
         np.testing.assert_allclose(value.reduce_mean(), wanted, rtol=1e-12)
         for one, other in zip(gradients, tape.gradient(wanted, model.trainable_variables), strict=False):
             np.testing.assert_allclose(one.accumulate(), other, rtol=1e-10)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("loss", ["total", "in_batch_softmax"])
+def test_a_signature_may_leave_the_batch_size_open(init: Callable[..., None], loss: str) -> None:
+    init(microbatches=4)
+    signature = [tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None, 3], tf.float64)]
+    assert compare(training((LOSSES | COMPARING)[loss]), eager=True, input_signature=signature) < 1e-12
