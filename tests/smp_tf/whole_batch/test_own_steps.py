@@ -530,3 +530,43 @@ def test_a_signature_may_leave_the_batch_size_open(init: Callable[..., None], lo
     init(microbatches=4)
     signature = [tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None, 3], tf.float64)]
     assert compare(training((LOSSES | COMPARING)[loss]), eager=True, input_signature=signature) < 1e-12
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_forward_pass_ahead_draws_what_the_step_draws(init: Callable[..., None], in_graph: bool) -> None:
+    """The loss is no average, so a forward pass runs ahead. The gradient by the last bias shows the masks."""
+    init(microbatches=4)
+
+    class Net(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="net")
+            self.first, self.last = tf_keras.layers.Dense(8), tf_keras.layers.Dense(3)
+            self.drop = tf_keras.layers.Dropout(0.5)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.last(self.drop(self.first(x), training=training))
+
+    model = Net()
+
+    @smp.step(whole_batch=True)
+    def forward_backward(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            p = model(x, training=True)
+            loss = tf.sqrt(mean(y, p))
+        return tape.gradient(loss, model.trainable_variables)[-1], p
+
+    def run(x: tf.Tensor, y: tf.Tensor) -> Any:
+        gradient, p = forward_backward(x, y)
+        return gradient.accumulate(), p.concat()
+
+    seen = []
+    for _ in range(2):
+        for x, y in batches((21, 20)):
+            gradient, p = (tf.function(run) if in_graph else run)(x, y)
+            with tf.GradientTape() as tape:
+                tape.watch(p)
+                loss = tf.sqrt(mean(y, p))
+            np.testing.assert_allclose(gradient, tf.reduce_sum(tape.gradient(loss, p), 0), rtol=1e-10)
+            seen.append(p)
+    assert np.abs(seen[0] - seen[2]).max() > 0.1
