@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
-from smp_tf.partition.samples.gradient_uses import NonlinearUse, nonlinear_uses
+from smp_tf.partition.samples.gradient_uses import NonlinearUse, nonlinear_uses, owner_of
 from tests.partition.op_graph_builder import GraphBuilder
 
 #: Given a builder, a gradient, the loss and a constant, makes what the step returns.
@@ -79,3 +79,15 @@ def test_what_backward_makes_of_a_gradient_for_other_weights_is_no_use_of_it() -
         return builder.add("ReluGrad", gradient, gradient, forward_of=Tensor(3, 0))
 
     assert nonlinear_uses(step(use)) == ()
+
+
+def test_a_changed_gradient_belongs_to_its_variable_and_a_norm_to_none() -> None:
+    builder = GraphBuilder()
+    x = builder.argument()
+    gradients = [builder.add("MatMul", x, forward_of=x, shape=(8, 8)) for _ in range(2)]
+    norm = builder.add("Add", *(builder.add("L2Loss", g, shape=()) for g in gradients), shape=())
+    clipped = builder.add("Mul", gradients[0], builder.add("Rsqrt", norm, shape=()), shape=(8, 8))
+    both = builder.add("Add", *gradients, shape=(8, 8))
+    graph = builder.graph(clipped, both)
+    owners = {tensor: owner_of(graph, tensor, gradients) for tensor in (gradients[1], clipped, norm, both)}
+    assert owners == {gradients[1]: gradients[1], clipped: gradients[0], norm: None, both: None}

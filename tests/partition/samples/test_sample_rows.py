@@ -10,6 +10,7 @@ from tensorflow.python.framework import tensor_util
 
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 from smp_tf.partition.samples.batch_tail import find_tail
+from smp_tf.partition.samples.one_microbatch import OneMicrobatch
 from smp_tf.partition.samples.sample_rows import SampleRows
 from tests.partition.op_graph_builder import GraphBuilder
 
@@ -133,3 +134,36 @@ def test_large_zeros_in_the_shape_of_the_samples_are_rows(of_part: str, rows: in
         builder.nodes[-1] = dataclasses.replace(builder.nodes[-1], name="zeros")
         graphs.append(builder.graph(Tensor(len(builder.nodes) - 1, 0)))
     assert SampleRows(*graphs, 8).of(graphs[0].outputs[0]).rows == rows
+
+
+def penalty(n: int, *, is_mean: bool) -> tuple[OpGraph, Tensor]:
+    """The gradient of a layer's outputs by its inputs: of each row by its own, or of their mean."""
+    builder = GraphBuilder()
+    x, kernel = builder.argument((n, 4)), builder.variable("net/kernel", (4, 3))
+    call = builder.call("net/dense")
+    weights = builder.read(kernel, call)
+    outputs = builder.add("MatMul", x, weights, call=call, shape=(n, 3))
+    begin = builder.add("Mean", outputs, shape=()) if is_mean else outputs
+    seed = builder.add("OnesLike", begin, forward_of=begin, shape=() if is_mean else (n, 3))
+    if is_mean:
+        share = builder.add("RealDiv", seed, builder.add("Sum", outputs, shape=()), forward_of=begin, shape=())
+        seed = builder.add("Tile", share, forward_of=begin, shape=(n, 3))
+    slopes = builder.add("MatMul", seed, weights, call=call, forward_of=outputs, shape=(n, 4))
+    return builder.graph(slopes), slopes
+
+
+@pytest.mark.parametrize("is_mean", [False, True])
+def test_a_gradient_by_samples_is_a_row_each_where_nothing_mixes_them(is_mean: bool) -> None:
+    (whole, slopes), (part, _) = penalty(8, is_mean=is_mean), penalty(2, is_mean=is_mean)
+    tail = find_tail(whole, SampleRows(whole, part, 8), {"slopes": (slopes,)})
+    assert [(cut.whole, cut.axis) for cut in tail.cuts] == ([] if is_mean else [(slopes, 0)])
+    assert dict(tail.left_out) == ({"slopes": "it depends on gradients"} if is_mean else {})
+
+
+def test_all_that_one_microbatch_computes_is_that_of_the_batch() -> None:
+    whole, variance, normal = layer(8)
+    rows = OneMicrobatch(SampleRows(whole, whole, 8), whole)
+    assert [rows.of(tensor).rows for tensor in (variance, normal)] == [0, 0]
+    tail = find_tail(whole, rows, {"variance": (variance,)})
+    assert [cut.whole for cut in tail.cuts] == [variance]
+    assert tail.nodes == ()
