@@ -68,6 +68,7 @@ class OwnResults:
         graph = traced.lowered.graph
         taken = _gradients_of(traced, calls)
         made = _made_of(graph, taken)
+        self._refuse_other_gradients(graph, made)
         self._gradients = [any(graph.outputs[n] in made for n in slot.outputs) for slot in self._structure.slots]
         kept = local_outputs_of(traced.lowered.results, local)
         self._local = [
@@ -86,6 +87,17 @@ class OwnResults:
         self.uses_gradients = bool(nonlinear_uses(graph) or meets_states(graph)) or any(o is None for o in owners)
         self._once: BatchResults | None = None
         self._cuts: list[Cut] = []
+
+    def _refuse_other_gradients(self, graph: OpGraph, made: set[Tensor]) -> None:
+        """Raises where a result is made of gradients of weights that `tf.GradientTape.gradient` has not taken."""
+        others = _made_of(graph, (tensor for gradient in graph.gradients for tensor in gradient.tensors)) - made
+        for slot, name in zip(self._structure.slots, self._names, strict=True):
+            if any(graph.outputs[n] in others for n in slot.outputs):
+                raise StepError(
+                    f"{self._in_words} has whole_batch=True, and its result {name or '(all that it returns)'} is made "
+                    f"of gradients that are taken by something else than tf.GradientTape.gradient, such as "
+                    f"tf.gradients. Take them by a tape."
+                )
 
     def sorted(self, traced: StepTrace) -> StepTrace:
         """Returns a trace of the step that returns a dictionary with its results, sorted.

@@ -486,6 +486,12 @@ def test_what_else_cannot_be_had_is_refused_in_words(init: Callable[..., None]) 
 
     assert "cannot be told how the loss counts samples that call 1 of tape.gradient" in refused(weighted)
 
+    def symbolic(x: tf.Tensor, y: tf.Tensor) -> Any:
+        loss = mean(y, model(x))
+        return loss, tf.gradients(loss, model.trainable_variables)
+
+    assert "its result 1/0 is made of gradients that are taken by something else" in refused(symbolic)
+
     class Sliced:
         def __init__(self, rows: tf.Tensor) -> None:
             self.rows = rows
