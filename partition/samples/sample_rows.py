@@ -28,6 +28,7 @@ from tensorflow.python.framework import tensor_util
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, VARIABLE, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import RANDOM_OPS, named
+from smp_tf.partition.samples.same_place import are_alike
 
 #: Ops that compute every element of their output from the elements at the same place of their inputs.
 _ELEMENTWISE = named(
@@ -134,6 +135,7 @@ class SampleRows:
             # Where one trace has made more ops, a name may stand for another op.
             ours = [self._whole.nodes[t.node].name for t in node.inputs]
             is_same = is_same and ours == [self._part.nodes[t.node].name for t in other.inputs]
+            is_same = is_same and are_alike(self._whole, node, self._part, other, self._samples)
         return Tensor(number, tensor.index) if is_same and len(other.outputs) == len(node.outputs) else None
 
     @cached_property

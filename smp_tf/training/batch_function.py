@@ -356,7 +356,9 @@ class BatchFunction:
     def _one_microbatch(self, data: Any, coefficients: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
         recorder, calls = ApplyRecorder(self._in_words), GradientCalls()
         denominators = Denominators(self._in_words, self._batch_samples)
-        samples = _samples_in(data)
+        with tf.name_scope("smp_samples"):
+            # The names of the script's ops are those that they have in a trace for the whole batch.
+            samples = _samples_in(data)
         in_parts = denominators.collecting(samples, self._model.metrics) if self._in_parts else contextlib.nullcontext()
         weighed = None
         if coefficients:

@@ -23,15 +23,26 @@ SCHEDULES = ("interleaved", "simple", "zb_h1")
 IN_CHUNKS = ("interleaved_1f1b", "zb_v", "v_half", "v_min")
 #: The scripts that run by default, each in one way.
 BY_DEFAULT = ("masks focal_over_positives", "gradients of_two_tasks", "states written_thrice")
+#: The scripts that run on two replicas, too, each of one stage or two, with batches of 20 of which each has its part.
+OF_REPLICAS = (
+    *(("sums", "subclassed"), ("masks", "focal_over_positives"), ("trackers", "dice"), ("gradients", "centralised")),
+    *(
+        ("gradients", "of_two_tasks"),
+        ("optimizers", "normalised"),
+        ("masks", "half_labelled"),
+        ("mixtures", "redundancy"),
+    ),
+    *(("states", "written_then_read"), ("states", "written_thrice")),
+)
 
 
-def launched(kind: str, name: str, stages: int, microbatches: int, pipeline: str) -> LaunchedCase:
+def launched(kind: str, name: str, stages: int, microbatches: int, pipeline: str, replicas: int = 1) -> LaunchedCase:
     config = {"partitions": stages, "microbatches": microbatches, "pipeline": pipeline, "seed": 1}
-    case = Case(f"{kind} {name} P{stages} M{microbatches} {pipeline}", "compare", {"kind": kind, "name": name}, config)
+    title = f"{kind} {name} P{stages} M{microbatches} {pipeline}" + (f" D{replicas}" if replicas > 1 else "")
+    case = Case(title, "compare", {"kind": kind, "name": name}, config)
     # A launch of one kind takes minutes, one of all kinds too long.
-    return LaunchedCase(
-        stages, CASES, case, group=0 if f"{kind} {name}" in BY_DEFAULT else 1 + list(SIBLINGS).index(kind)
-    )
+    group = 0 if f"{kind} {name}" in BY_DEFAULT and replicas == 1 else 1 + list(SIBLINGS).index(kind)
+    return LaunchedCase(stages * replicas, CASES, case, group=group)
 
 
 def ways() -> Iterator[LaunchedCase]:
@@ -44,6 +55,8 @@ def ways() -> Iterator[LaunchedCase]:
             yield launched(kind, name, 3, MICROBATCHES[(turn + 2) % 5], SCHEDULES[(turn + 1) % 3])
             yield launched(kind, name, 1, MICROBATCHES[(turn + 3) % 5], SCHEDULES[(turn + 2) % 3])
             turn += 1
+    for turn, (kind, name) in enumerate(OF_REPLICAS):
+        yield launched(kind, name, 1 + turn % 2, MICROBATCHES[turn % 4], SCHEDULES[turn % 3], replicas=2)
 
 
 ALL = list(ways())

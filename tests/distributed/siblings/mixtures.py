@@ -151,6 +151,6 @@ SIBLINGS: dict[str, Script] = {
     script.__name__: script
     for script in (
         *(in_batch_softmax, hardest_triplets, root_mean_square, uncorrelated),
-        *(dice_of_batch, redundancy, variances),
+        *(dice_of_batch, redundancy, hard_negatives, variances),
     )
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tf_keras
 from tf_keras import layers
 
@@ -87,10 +88,28 @@ def trained(
     random = np.random.RandomState(1)
     for weight in model.trainable_variables if shape is not None else ():
         weight.assign(0.3 * random.randn(*weight.shape))
-    history = model.fit(x, y, **{"batch_size": 21, "epochs": 2, "shuffle": False, "verbose": 0, **fit}).history
+    given = {"epochs": 2, "shuffle": False, "verbose": 0, **fit}
+    if smp.dp_size() > 1:
+        history = _by_replicas(model, {"x": x, "y": y, **given})
+    else:
+        history = model.fit(x, y, batch_size=21, **given).history
     found = {name: np.asarray(values) for name, values in history.items()}
     values = zip(model.weights, model.get_weights(), strict=True)
     found.update({f"weight {n}": value for n, (weight, value) in enumerate(values) if weight.trainable})
-    if evaluates:
+    if evaluates and smp.dp_size() == 1:
         found["evaluated"] = np.asarray(model.evaluate(x, y, batch_size=15, verbose=0))
     return found
+
+
+def _by_replicas(model: Any, given: dict[str, Any]) -> Mapping[str, Any]:
+    """Trains on batches of 20, of which each replica has its part, and plain Keras all; returns what is logged.
+
+    The last batch is of 4 samples.
+    """
+    replicas = smp.dp_size() if isinstance(model, smp.DistributedModel) else 1
+    places = [np.array_split(np.arange(first, min(first + 20, 44)), smp.dp_size()) for first in (0, 20, 40)]
+    own = np.concatenate([np.concatenate(part) if replicas == 1 else part[smp.dp_rank()] for part in places])
+    for name in ("x", "y", "sample_weight"):
+        if name in given:
+            given[name] = tf.nest.map_structure(lambda values: values[own], given[name])
+    return dict(model.fit(**given, batch_size=20 // replicas).history)

@@ -167,3 +167,23 @@ def test_all_that_one_microbatch_computes_is_that_of_the_batch() -> None:
     tail = find_tail(whole, rows, {"variance": (variance,)})
     assert [cut.whole for cut in tail.cuts] == [variance]
     assert tail.nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("masks", "begin", "found"),
+    [(({"begin_mask": 3}, {"begin_mask": 3}), (1, 1), True), (({"begin_mask": 3}, {"begin_mask": 1}), (1, 1), False)]
+    + [(({"begin_mask": 1}, {"begin_mask": 1}), begin, begin != (1, 2)) for begin in ((1, 1), (1, 2), (8, 2))],
+)
+def test_an_op_of_the_same_name_that_takes_something_else_is_another(
+    masks: tuple[dict[str, int], ...], begin: tuple[int, ...], found: bool
+) -> None:
+    """A number of samples, 8 or 2 here, may differ."""
+    graphs = []
+    for n, mask, first in zip((8, 2), masks, begin, strict=True):
+        builder = GraphBuilder()
+        definition = node_def_pb2.NodeDef(name="slice", op="StridedSlice")
+        definition.attr["begin_mask"].i = mask["begin_mask"]
+        inputs = [constant_of(builder, numbers) for numbers in ([0, first], [9, 9], [1, 1])]
+        given = {"shape": (n, 1), "definition": definition.SerializeToString()}
+        graphs.append(builder.graph(builder.add("StridedSlice", builder.argument((n, 4)), *inputs, **given)))  # type: ignore[arg-type]
+    assert (SampleRows(*graphs, 8).in_part(graphs[0].outputs[0]) is not None) == found
