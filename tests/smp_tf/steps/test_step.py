@@ -456,6 +456,20 @@ class TestRefused:
         with pytest.raises(StepError, match=r"'body' assigns the trainable weight 'sum/dense_1/bias' .*after the step"):
             body(X)
 
+    def test_a_gradient_of_what_each_microbatch_writes_anew(self, model: Sum) -> None:
+        """It was once a KeyError."""
+        count = tf.Variable(0.1, trainable=False)
+
+        @smp.step
+        def body(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = count * tf.reduce_mean(model(x))
+            count.assign_add(0.1)
+            return tape.gradient(loss, model.trainable_variables)
+
+        with pytest.raises(StepError, match=r"depends on 'Variable', .* each of its 4 microbatches"):
+            body(X)
+
     @pytest.mark.parametrize("option", [{"non_split_inputs": ["z"]}, {"input_split_axes": {"z": 1}}], ids=str)
     def test_an_option_for_a_parameter_that_is_not_there(self, option: dict[str, Any]) -> None:
         (name,) = option
