@@ -66,7 +66,8 @@ def _refuse_gradients_of_states(step: str, graph: OpGraph, microbatches: int) ->
         raise StepError(
             f"Step {step!r} takes gradients of what depends on {state!r}, a variable of the script that the step also "
             f"writes, for each of its {microbatches} microbatches. Each would read what those before it have written. "
-            f"Write the variable after the step, or between batches in a callback, or train with microbatches=1."
+            f"Write the variable after the step, or between batches in a callback, or train with "
+            f"{'microbatches=1 on one partition' if microbatches > 1 else 'two microbatches or more under fit'}."
         )
 
 

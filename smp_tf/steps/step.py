@@ -222,7 +222,8 @@ class Step:
             with told:
                 traced = self._trace(arguments, [microbatch_spec(each, batch.size) for each in batch.arguments])
         examined = self._examined(traced, arguments, batch)
-        traced = of_one_microbatch(examined.traced) if batch.microbatches == 1 else examined.traced
+        is_one_piece = batch.microbatches == 1 and (runtime.current().config.partitions or 1) == 1
+        traced = of_one_microbatch(examined.traced) if is_one_piece else examined.traced
         xla = runtime.current().config.xla if self._options.jit_compile is None else self._options.jit_compile
         refuse(self.name, traced, batch, of_keras=self._options.of_keras, xla=xla)
         examined = dataclasses.replace(examined, local=self._options.local_outputs + examined.local)
