@@ -232,9 +232,13 @@ class _Walk:
         return self._through(tensor.node)
 
     def _uses_weights(self, node: Node) -> bool:
-        """Returns whether a node makes something of weights and samples, as the layers of a model do."""
-        given = [self._rows.of(tensor) for tensor in node.inputs]
-        return any(c.samples for c in given) and any(c.weights and not c.samples for c in given)
+        """Returns whether a node makes something of weights and of each sample, as the layers of a model do.
+
+        What is made of all samples together, such as their sum times a weight, is no work of a layer.
+        """
+        given = [(tensor, self._rows.of(tensor)) for tensor in node.inputs]
+        is_of_each = any(c.samples and self._rows.differs(tensor) != () for tensor, c in given)
+        return is_of_each and any(c.weights and not c.samples for _, c in given)
 
     def _through(self, number: int) -> list[Tensor]:
         """Notes that a node belongs to the tail, and returns what it needs."""

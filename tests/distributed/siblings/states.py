@@ -87,6 +87,32 @@ def annealed_by_a_callback(keras: Keras) -> Mapping[str, Any]:
     return with_loss(keras, loss_of, callbacks=[Annealing()], epochs=3)
 
 
+def annealed_within_the_model(keras: Keras) -> Mapping[str, Any]:
+    """What a model's own `call` adds is a sum times a variable of the model, which is 0 in the first batch."""
+
+    class Net(keras.own()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.share = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="share")
+
+        def call(self, x: Any) -> Any:
+            hidden = self.third(self.second(self.first(x)))
+            self.add_loss(self.share * tf.reduce_sum(tf.square(hidden)) / 16.0)
+            return self.last(hidden)
+
+    class Annealing(tf_keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            tf_keras.backend.set_value(self.model.share, 0.5 * epoch)
+
+    model = Net()
+    model.compile(tf_keras.optimizers.SGD(0.05), "mse")
+    return trained(model, Data.X, Data.Y, callbacks=[Annealing()], epochs=3, shape=None)
+
+
 SIBLINGS: dict[str, Script] = {
-    script.__name__: script for script in (read_then_written, written_then_read, written_thrice, annealed_by_a_callback)
+    script.__name__: script
+    for script in (
+        *(read_then_written, written_then_read, written_thrice),
+        *(annealed_by_a_callback, annealed_within_the_model),
+    )
 }

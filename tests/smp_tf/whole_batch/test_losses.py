@@ -50,6 +50,39 @@ def test_a_sum_that_a_layer_adds_counts_samples_as_in_the_whole_batch(init: Call
     assert compare("mse", build) < 1e-12  # type: ignore[arg-type]
 
 
+class AddsShare(layers.Layer):
+    """As a divergence that a callback lets count more and more: what all samples add is multiplied by a variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = tf.Variable(0.3, trainable=False, dtype=tf.float64, name="share")
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(self.share * tf.reduce_sum(tf.square(inputs)) / 16.0)
+        return inputs
+
+
+def test_a_sum_may_be_multiplied_by_a_weight_within_the_model(init: Callable[..., None]) -> None:
+    """It is no layer that would have to run again for the whole batch."""
+    init(microbatches=4, check_losses=False)
+
+    def build() -> Any:
+        return tf_keras.Sequential([layers.Dense(8, input_shape=(6,)), AddsShare(), layers.Dense(3)])
+
+    model = smp.DistributedModel(build)
+    plain = build()
+    weights = Uses.weights([(6, 8), (8,), (8, 3), (3,)])
+    found = []
+    for one in (plain, model):
+        one.build((None, 6))
+        one.set_weights([*weights[:2], np.float64(0.3), *weights[2:]])
+        one.compile(tf_keras.optimizers.SGD(0.01), "mse")
+        history = one.fit(Uses.X, Uses.Y, batch_size=21, epochs=2, shuffle=False, verbose=0).history
+        found.append([*one.get_weights(), np.asarray(history["loss"])])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
 def test_a_scaled_loss_is_scaled_once(init: Callable[..., None]) -> None:
     init(microbatches=4)
     found = []
