@@ -57,12 +57,14 @@ DEFENDED = {
     ("training/batch_function.py", "self._count"): "no model has it",
     ("training/loss_denominators.py", "ratio"): "no model has it",
     ("training/loss_denominators.py", "self._samples"): "no model has it",
+    ("training/replica_states.py", "variable"): "of metrics, which every rank stores",
     ("variables/guarded.py", "super()"): "it is where the script's are noted",
     ("variables/step_seeds.py", "counter"): "no model has it",
     ("variables/step_seeds.py", "current.seed"): "no model has it",
-    ("variables/step_seeds.py", "state.counters[known]"): "no model has it",
+    ("variables/step_seeds.py", "_counter(known)"): "no model has it",
     ("variables/step_seeds.py", "state.seed"): "no model has it",
     ("variables/store.py", "variable"): "`settle` runs within `unnoted`; before, nobody stores the variable",
+    ("whole_batch/loss_coefficients.py", "self._copies[index]"): "a copy, which no model has",
 }
 
 
