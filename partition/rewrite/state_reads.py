@@ -29,6 +29,8 @@ def as_values(graph: OpGraph) -> OpGraph:
     Args:
         graph: the op graph of a step, as traced. It is returned as it is where there is nothing to do.
     """
+    if not _has_states(graph):
+        return graph
     needed, last = set[int](), dict[int, int]()
     stack = [tensor.node for gradient in graph.gradients for tensor in gradient.tensors]
     while stack:
@@ -95,6 +97,11 @@ def state_of_gradients(graph: OpGraph) -> str | None:
         for variable in _states_of(graph, graph.nodes[number]):
             return graph.variables[variable].name
     return None
+
+
+def _has_states(graph: OpGraph) -> bool:
+    """Returns whether a step writes a variable of the script."""
+    return any(not graph.variables[index].in_model for node in graph.nodes for index in node.writes)
 
 
 class _Rebuilt:
