@@ -34,7 +34,7 @@ class Positions(layers.Layer):
 
 
 def build(letters, length, width, depth):
-    """Returns an encoder of letters, one of which stands for what is hidden."""
+    """Returns an encoder of letters. One letter more stands for what is hidden."""
     hidden_letter = tf.keras.Input((length,), dtype="int32")
     x = Positions()(layers.Embedding(letters + 1, width)(hidden_letter))
     for _ in range(depth):

@@ -30,6 +30,13 @@ def attributes(node: Node) -> Any:
     return _parse_node(node.definition).attr
 
 
+def constant(node: Node) -> Any:
+    """Returns the value of a `Const`, a NumPy array."""
+    import tensorflow as tf
+
+    return tf.make_ndarray(attributes(node)["value"].tensor)
+
+
 @lru_cache(maxsize=8)
 def functions(library: bytes) -> dict[str, Any]:
     """Returns the FunctionDefs of a serialised FunctionDefLibrary, by name."""

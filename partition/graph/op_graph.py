@@ -235,8 +235,13 @@ class OpGraph:
         touched = {variable for node in self.nodes for variable in node.reads + node.writes}
         return frozenset(touched | {gradient.variable for gradient in self.gradients})
 
-    def ancestors(self, targets: Iterable[int]) -> set[int]:
-        """Returns the numbers of the given nodes and of every node they need, control edges included."""
+    def ancestors(self, targets: Iterable[int], *, control: bool = True) -> set[int]:
+        """Returns the numbers of the given nodes and of every node they need.
+
+        Args:
+            targets: the nodes.
+            control: whether control edges count, and not only data.
+        """
         seen: set[int] = set()
         stack = list(targets)
         while stack:
@@ -246,7 +251,8 @@ class OpGraph:
             seen.add(number)
             node = self.nodes[number]
             stack.extend(t.node for t in node.inputs)
-            stack.extend(node.control)
+            if control:
+                stack.extend(node.control)
         return seen
 
     def subgraph(self, keep: Iterable[int]) -> OpGraph:

@@ -52,7 +52,7 @@ def read_before(graph: OpGraph) -> tuple[OpGraph, tuple[int, ...]]:
     """Returns a step of one microbatch whose gradients read variables of the script as they are before the step.
 
     Args:
-        graph: the op graph of a step, of which `as_values` was taken.
+        graph: the op graph of a step that `as_values` has given.
 
     Returns:
         The graph, in which such a variable stands twice: as one that is only read, too. And, for each variable that was
@@ -196,11 +196,4 @@ def _states_of(graph: OpGraph, node: Node) -> list[int]:
 def _before_gradients(graph: OpGraph, among: set[Tensor] | None = None) -> set[int]:
     """Returns the nodes from which data flow into gradients of weights, of all or of those among some tensors."""
     tensors = [tensor for gradient in graph.gradients for tensor in gradient.tensors]
-    stack = [tensor.node for tensor in tensors if among is None or tensor in among]
-    found: set[int] = set()
-    while stack:
-        number = stack.pop()
-        if number not in found:
-            found.add(number)
-            stack.extend(tensor.node for tensor in graph.nodes[number].inputs)
-    return found
+    return graph.ancestors((t.node for t in tensors if among is None or t in among), control=False)

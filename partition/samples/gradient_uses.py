@@ -126,7 +126,9 @@ def meets_states(graph: OpGraph) -> bool:
 
 
 def owner_of(graph: OpGraph, tensor: Tensor, gradients: Collection[Tensor]) -> Tensor | None:
-    """Returns the only gradient of which a tensor is a changed form, such as one that was clipped by a norm of several.
+    """Returns the gradient that a tensor is a changed form of, such as a gradient that was clipped.
+
+    A clipped gradient is a form of itself, although the norm that it was clipped by is made of several.
 
     Args:
         graph: a step.

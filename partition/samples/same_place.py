@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smp_tf.partition.graph.node_def import attributes
+from smp_tf.partition.graph.node_def import attributes, constant
 from smp_tf.partition.graph.op_graph import Node, OpGraph
 
 #: Attributes that follow the number of samples, or the process.
@@ -47,12 +47,9 @@ def _is_same_constant(node: Node, other: Node, samples: int) -> bool:
     """Returns whether two constants are the same but for numbers of samples among them."""
     if node.definition == other.definition or node.outputs != other.outputs:
         return True
-    one, another = (attributes(constant)["value"].tensor for constant in (node, other))
-    if one == another:
+    if attributes(node)["value"] == attributes(other)["value"]:
         return True
-    import tensorflow as tf
-
-    values, others = tf.make_ndarray(one).reshape(-1), tf.make_ndarray(another).reshape(-1)
+    values, others = constant(node).reshape(-1), constant(other).reshape(-1)
     if values.dtype.kind != "i":
         return False
     return all(a == b or a % samples == 0 for a, b in zip(values.tolist(), others.tolist(), strict=True))

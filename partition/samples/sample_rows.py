@@ -24,8 +24,8 @@ from functools import cached_property
 from typing import Protocol
 
 from tensorflow.core.framework import node_def_pb2
-from tensorflow.python.framework import tensor_util
 
+from smp_tf.partition.graph.node_def import constant
 from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, VARIABLE, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import RANDOM_OPS, named
 from smp_tf.partition.samples.same_place import are_alike
@@ -304,8 +304,7 @@ class SampleRows:
         """Returns whole numbers that are constants, or are computed of constants; none for anything else."""
         node = self._whole.nodes[tensor.node]
         if node.op == "Const":
-            value = node_def_pb2.NodeDef.FromString(node.definition).attr["value"].tensor
-            return [int(number) for number in tensor_util.MakeNdarray(value).reshape(-1)]
+            return [int(number) for number in constant(node).reshape(-1)]
         given = [self._value_of(t) for t in node.inputs] if node.op in _OF_NUMBERS or node.op == "Pack" else []
         if not given or any(len(values) != 1 for values in given):
             return []
@@ -460,8 +459,7 @@ def reads_state(graph: OpGraph, node: Node) -> bool:
 
 def _elements(node: Node) -> set[object]:
     """Returns the different elements of a constant."""
-    value = tensor_util.MakeNdarray(node_def_pb2.NodeDef.FromString(node.definition).attr["value"].tensor)
-    return set(value.reshape(-1).tolist())
+    return set(constant(node).reshape(-1).tolist())
 
 
 def _is_for_every_row(shape: tuple[int | None, ...] | None, rank: int) -> bool:

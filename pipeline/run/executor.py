@@ -116,9 +116,7 @@ class LastTasks:
             write: lets the optimizers write theirs, of all weights.
         """
         self._emission.update = write
-        for task in self._emission.program.tasks:
-            if KINDS[task.kind].phase is Phase.UPDATE:
-                EMITTERS[task.kind](self._emission, task)
+        self._write(Phase.UPDATE)
         if self._emission.update is not None:
             # A rank that updates nothing has none of these tasks, and its optimizer counts the step all the same.
             write()
@@ -129,13 +127,8 @@ class LastTasks:
         Args:
             write: writes it.
         """
-        tasks = [task for task in self._emission.program.tasks if KINDS[task.kind].phase is Phase.JOIN]
-        if not tasks:
-            return write()
         self._emission.join = write
-        for task in tasks:
-            EMITTERS[task.kind](self._emission, task)
-        return self._emission.joined
+        return self._emission.joined if self._write(Phase.JOIN) else write()
 
     def log(self, write: Callable[[], Any]) -> Any:
         """Writes the average over the replicas of what is logged, and returns it.
@@ -143,10 +136,12 @@ class LastTasks:
         Args:
             write: writes it.
         """
-        tasks = [task for task in self._emission.program.tasks if KINDS[task.kind].phase is Phase.LOG]
-        if not tasks:
-            return write()
         self._emission.log = write
+        return self._emission.logged if self._write(Phase.LOG) else write()
+
+    def _write(self, phase: Phase) -> bool:
+        """Writes the tasks of a phase, and returns whether the list has any."""
+        tasks = [task for task in self._emission.program.tasks if KINDS[task.kind].phase is phase]
         for task in tasks:
             EMITTERS[task.kind](self._emission, task)
-        return self._emission.logged
+        return bool(tasks)

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.errors import StepError
-from smp_tf.job import runtime
+from smp_tf.partition.spread import EVERYWHERE, is_first_at
+from smp_tf.sharding import layouts
 
 
 class ReplicaStates:
@@ -55,5 +56,5 @@ class ReplicaStates:
 
 def _leave_to_first_replica(variable: Any) -> None:
     """Lets the first replica alone keep what all hold, so that it is the sum over the replicas from now on."""
-    if runtime.current().topology.replica != 0 and variable.aggregation is tf.VariableAggregation.SUM:
+    if not is_first_at(EVERYWHERE, layouts.here()) and variable.aggregation is tf.VariableAggregation.SUM:
         variable.assign(tf.zeros_like(variable))

@@ -51,7 +51,7 @@ def forward_alone(traced: StepTrace) -> StepTrace:
 
 
 def needed_alone(graph: OpGraph, wanted: Iterable[Tensor]) -> set[int]:
-    """Returns the nodes that tensors of a step are computed by, none of which changes anything.
+    """Returns the nodes that compute tensors of a step, provided that they change nothing.
 
     Args:
         graph: the step.

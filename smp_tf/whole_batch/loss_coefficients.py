@@ -70,8 +70,8 @@ class CallCoefficients:
         shared: positions of other tensors that are the same for all samples. Their coefficients are given with a row
             a sample, all alike.
         follows_model: whether coefficients depend on what the model gives for the batch.
-        blocks: by position of a tensor of several blocks of rows, how many. Its coefficients are given with one
-            dimension more, behind the first: that of the blocks.
+        blocks: by position of a tensor of several blocks of rows, how many. Its coefficients are given as (samples,
+            blocks, ...).
     """
 
     number: int

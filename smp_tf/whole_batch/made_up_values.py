@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 import tensorflow as tf
 
-from smp_tf.partition.graph.node_def import attributes
+from smp_tf.partition.graph.node_def import constant
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 
 _EQUAL = frozenset({"Equal", "NotEqual"})
@@ -77,5 +77,5 @@ def _constant(graph: OpGraph, tensor: Tensor) -> float | None:
         node = graph.nodes[node.inputs[0].node]
     if node.op != "Const":
         return None
-    value = tf.make_ndarray(attributes(node)["value"].tensor)
+    value = constant(node)
     return float(value.reshape(-1)[0]) if value.size == 1 and value.dtype.kind in "fiu" else None

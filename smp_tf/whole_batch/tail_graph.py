@@ -53,7 +53,7 @@ def in_a_row(value: tf.Tensor) -> tf.Tensor:
 
 
 def blocks_swapped(value: tf.Tensor) -> tf.Tensor:
-    """Returns rows with the dimension of blocks behind that of samples, or the other way round.
+    """Returns rows with their first two dimensions swapped: those of blocks and of samples.
 
     Args:
         value: the rows, with both as first dimensions.

@@ -23,7 +23,7 @@ SCHEDULES = ("interleaved", "simple", "zb_h1")
 IN_CHUNKS = ("interleaved_1f1b", "zb_v", "v_half", "v_min")
 #: The scripts that run by default, each in one way.
 BY_DEFAULT = ("masks focal_over_positives", "gradients of_two_tasks", "states written_thrice")
-#: The scripts that run on two replicas, too, each of one stage or two, with batches of 20 of which each has its part.
+#: The scripts that run on two replicas, too, of one stage or two each. A batch of 20 is divided among the replicas.
 OF_REPLICAS = (
     *(("sums", "subclassed"), ("masks", "focal_over_positives"), ("trackers", "dice"), ("gradients", "centralised")),
     *(

@@ -17,7 +17,7 @@ Script = Callable[["Keras"], Mapping[str, Any]]
 
 
 class Data:
-    """What is trained on: 44 samples, of which batches of 21 leave a last one of 2."""
+    """What is trained on: 44 samples, which are two batches of 21 and a last one of 2."""
 
     RANDOM = np.random.RandomState(7)
     X = RANDOM.randn(44, 6)
@@ -102,7 +102,7 @@ def trained(
 
 
 def _by_replicas(model: Any, given: dict[str, Any]) -> Mapping[str, Any]:
-    """Trains on batches of 20, of which each replica has its part, and plain Keras all; returns what is logged.
+    """Trains on batches of 20; returns what is logged. Each replica has its part of a batch, and plain Keras all of it.
 
     The last batch is of 4 samples.
     """

@@ -33,8 +33,8 @@ def test_a_state_that_is_written_in_two_ways_is_an_error() -> None:
 def test_the_first_replica_keeps_what_all_have_seen(
     monkeypatch: pytest.MonkeyPatch, replica: int, left: list[float]
 ) -> None:
-    here = SimpleNamespace(topology=SimpleNamespace(replica=replica))
-    monkeypatch.setattr(replica_states, "runtime", SimpleNamespace(current=lambda: here))
+    here = {"P": 1, "D": replica, "T": 0}
+    monkeypatch.setattr(replica_states, "layouts", SimpleNamespace(here=lambda: here))
     states, total, largest = ReplicaStates("train_step"), state(3.0), state(5.0, tf.VariableAggregation.NONE)
     states.note([total, largest], [])
     states.is_apart = True
