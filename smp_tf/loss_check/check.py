@@ -17,7 +17,6 @@ replicas come to another structure one by one.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,68 +36,20 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.samples.batch_tail import DEPENDS_ON_GRADIENTS, find_tail
 from smp_tf.partition.samples.gradient_uses import nonlinear_uses
 from smp_tf.partition.samples.once_per_batch import STATE, state_name, writers_of_states
-from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.steps.program import SplitProgram
-from smp_tf.steps.trace import StepTrace
 from smp_tf.whole_batch.batch_results import follows_state, named_leaves
-from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace
 from smp_tf.whole_batch.tail_graph import joined_cut
 
 _WAY_OUT = "train with microbatches=1 on one replica"
-
-
-@dataclasses.dataclass(frozen=True)
-class Numbers:
-    """The losses and logs of one trace of a step.
-
-    Args:
-        calls: the gradients that the step takes.
-        trace: the trace. It returns a dictionary with the logs under "results".
-    """
-
-    calls: GradientCalls
-    trace: StepTrace
-
-    def found(self) -> dict[str, tuple[Tensor, ...]]:
-        """Returns, by name, the tensors whose sum is a loss, or a log that no state is in."""
-        graph = self.trace.lowered.graph
-        found: dict[str, tuple[Tensor, ...]] = {}
-        several = len(self.calls.targets) > 1
-        for number, tensors in enumerate(self.calls.targets, start=1):
-            places = [(graph.number_of.get(t.op.name), t.value_index) for t in tensors]
-            there = tuple(Tensor(node, index) for node, index in places if node is not None)
-            if there and len(there) == len(tensors) and there not in found.values():
-                found[f"loss number {number}" if several else "loss"] = there
-        for name, slot in named_leaves(self.trace.lowered.results["results"]):
-            if isinstance(slot, OutputSlot) and slot.spec is None:
-                tensor = graph.outputs[slot.outputs[0]]
-                if tf.as_dtype(graph.type_of(tensor).dtype).is_floating and not follows_state(graph, tensor):
-                    found[f"log {name!r}"] = (tensor,)
-        return found
-
-
-@dataclasses.dataclass(frozen=True)
-class BothTraces:
-    """A step that is traced twice.
-
-    Args:
-        part: the step as it is traced for a microbatch.
-        whole: the step as it is traced for all samples.
-        rows: what the tensors of the graph for all samples are made of.
-    """
-
-    part: Numbers
-    whole: Numbers
-    rows: SampleRows
 
 
 class LossCheck:
     """The check of one program of a step.
 
     Args:
-        step: words for the step.
-        traces: the traces of the step.
+        traces: the traces of the step. It returns a dictionary with the logs under "results".
         samples: the samples of every replica that the whole batch is made of, in the replicas' order.
         joins_replicas: whether these are the samples of all replicas.
         with_states: whether the states of metrics are compared, too.
@@ -108,8 +59,7 @@ class LossCheck:
 
     def __init__(
         self,
-        step: str,
-        traces: BothTraces,
+        traces: BatchTraces,
         samples: Sequence[int],
         *,
         joins_replicas: bool,
@@ -119,14 +69,14 @@ class LossCheck:
     ) -> None:
         part, whole = traces.part, traces.whole
         self._metric_of = metric_of
-        self._step = step
+        self._step = traces.step
         self._whole = whole.trace
         self._samples = list(samples)
         self._joins_replicas = joins_replicas
         self._key = key
         self._graph, self._part_graph = whole.trace.lowered.graph, part.trace.lowered.graph
         self._rows = traces.rows
-        numbers, of_whole = part.found(), whole.found()
+        numbers, of_whole = _numbers_in(part), _numbers_in(whole)
         wanted: dict[str, Sequence[Tensor | int]] = {name: of_whole[name] for name in numbers if name in of_whole}
         if with_states:
             # Others are written once per batch.
@@ -412,3 +362,20 @@ def _size_of(values: Sequence[np.ndarray]) -> float:
 def _short(value: np.ndarray) -> str:
     """Returns a number, or the numbers of an array, in a few characters."""
     return f"{float(value):.6g}" if value.ndim == 0 else np.array2string(value, precision=4, threshold=6)
+
+
+def _numbers_in(noted: NotedTrace) -> dict[str, tuple[Tensor, ...]]:
+    """Returns, by name, the tensors of a trace whose sum is a loss, or a log that no state is in."""
+    graph, targets = noted.trace.lowered.graph, noted.calls.targets
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for number, tensors in enumerate(targets, start=1):
+        places = [(graph.number_of.get(t.op.name), t.value_index) for t in tensors]
+        there = tuple(Tensor(node, index) for node, index in places if node is not None)
+        if there and len(there) == len(tensors) and there not in found.values():
+            found[f"loss number {number}" if len(targets) > 1 else "loss"] = there
+    for name, slot in named_leaves(noted.trace.lowered.results["results"]):
+        if isinstance(slot, OutputSlot) and slot.spec is None:
+            tensor = graph.outputs[slot.outputs[0]]
+            if tf.as_dtype(graph.type_of(tensor).dtype).is_floating and not follows_state(graph, tensor):
+                found[f"log {name!r}"] = (tensor,)
+    return found

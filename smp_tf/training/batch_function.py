@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,14 +22,7 @@ import tensorflow as tf
 from smp_tf.batch.microbatches import count_samples
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.loss_check.check import (
-    BothTraces,
-    LossCheck,
-    Numbers,
-    check_gradient_uses,
-    tell_unchecked,
-    tell_written_weights,
-)
+from smp_tf.loss_check.check import LossCheck, check_gradient_uses, tell_unchecked, tell_written_weights
 from smp_tf.optimizer.recorded_apply import ApplyRecorder, RecordedApply
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
@@ -43,18 +37,14 @@ from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_output
 from smp_tf.training import logs
 from smp_tf.training.loss_denominators import Denominators, Totals
 from smp_tf.training.needed_coefficients import needed_coefficients
-from smp_tf.training.once_per_batch import (
-    BatchTraces,
-    TracedStep,
-    once_per_batch,
-    written_states,
-)
+from smp_tf.training.once_per_batch import once_per_batch, written_states
 from smp_tf.training.replica_batches import composite_parts, samples_of, with_samples
 from smp_tf.training.replica_union import ReplicaUnion
 from smp_tf.whole_batch.batch_results import BatchResults, sample_rows
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
+from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
 #: The largest batch in bytes whose losses are compared with those of its microbatches.
@@ -189,8 +179,8 @@ class BatchFunction:
         whole = self._step_of(lambda data: self._whole_batch(data, of_whole, of_part)).trace(
             with_samples(batch, samples.count, samples.total)
         )
-        rows = sample_rows(part, whole, samples.total)
-        return LossCoefficients(part, whole, of_part, of_whole, rows, samples, weighed=numbers)
+        rows, traces = sample_rows(part, whole, samples.total), (NotedTrace(part, of_part), NotedTrace(whole, of_whole))
+        return LossCoefficients(*traces, rows, samples, weighed=numbers)
 
     def _looked_at(self, data: Any, noting: contextlib.AbstractContextManager[None]) -> dict[str, Any]:
         """Returns the step for some samples, only to be looked at."""
@@ -289,13 +279,13 @@ class BatchFunction:
         """Returns the traces of a step for a microbatch, which is there, and for a batch of some samples."""
         like = self._calls[traced.lowered.results["traced"]]
 
-        def trace(samples: int | None) -> TracedStep:
+        def trace(samples: int | None) -> NotedTrace:
             calls = GradientCalls()
-            return TracedStep(retrace.trace(lambda data, *_: self._whole_batch(data, calls, like), samples), calls)
+            return NotedTrace(retrace.trace(lambda data, *_: self._whole_batch(data, calls, like), samples), calls)
 
         whole = trace(sum(sizes))
         rows = sample_rows(traced, whole.trace, sum(sizes))
-        return BatchTraces(self._in_words, TracedStep(traced, like), whole, rows, lambda: trace(None))
+        return BatchTraces(self._in_words, NotedTrace(traced, like), whole, rows, lambda: trace(None))
 
     def _without_once(self, traces: BatchTraces, retrace: Retrace) -> StepTrace:
         """Takes out of a step, traced for a microbatch, what is computed once per batch; returns what is left."""
@@ -325,11 +315,9 @@ class BatchFunction:
 
     def _check_of(self, traced: StepTrace, traces: BatchTraces, sizes: Sequence[int]) -> LossCheck | None:
         """Returns the check of a new program's losses; None where nothing can be checked, which is said."""
-        is_first, whole = self._is_first, traces.whole
-        number = traced.lowered.results["traced"]
+        is_first, number = self._is_first, traced.lowered.results["traced"]
         check = LossCheck(
-            self._in_words,
-            BothTraces(Numbers(self._calls[number], traced), Numbers(whole.calls, whole.trace), traces.rows),
+            dataclasses.replace(traces, part=NotedTrace(traced, self._calls[number])),
             sizes,
             joins_replicas=self._union.has_several and is_first,
             with_states=is_first or not self._union.has_several,

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from smp_tf.job import exchange
 from smp_tf.partition.mesh import CommGroup
-from smp_tf.training.once_per_batch import BatchTraces
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
+from smp_tf.whole_batch.noted_trace import BatchTraces
 from smp_tf.whole_batch.own_samples import OwnSamples
 
 
@@ -24,9 +24,8 @@ def needed_coefficients(
         composites: the arguments, by number, that are parts of ragged or sparse tensors.
         together: whether all replicas call it together.
     """
-    part, whole = traces.part, traces.whole
     try:
-        found = LossCoefficients(part.trace, whole.trace, part.calls, whole.calls, traces.rows, samples)
+        found = LossCoefficients(traces.part, traces.whole, traces.rows, samples)
     except (TypeError, ValueError, LookupError, tf.errors.OpError):
         # Arguments that cannot be made up, such as text or ragged rows, or an op without a gradient: the check of the
         # first batch says whether microbatches count rightly.

@@ -2,52 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from smp_tf.loss_check.check import tell_unchecked
 from smp_tf.partition.samples.gradient_uses import meets_states, nonlinear_uses
 from smp_tf.partition.samples.once_per_batch import NotOnceError, writers_of_states
-from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.replicas import unaveraged
 from smp_tf.steps.trace import StepTrace
 from smp_tf.training.replica_batches import SizesOfReplicas
 from smp_tf.whole_batch.batch_results import BatchResults
-from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.noted_trace import BatchTraces
 from smp_tf.whole_batch.used_gradients import gradients_of
-
-
-@dataclass(frozen=True, eq=False)
-class TracedStep:
-    """A trace of a step, and the gradients that are taken in it.
-
-    Args:
-        trace: the trace.
-        calls: the gradients.
-    """
-
-    trace: StepTrace
-    calls: GradientCalls
-
-
-@dataclass(frozen=True, eq=False)
-class BatchTraces:
-    """The traces of a step.
-
-    Args:
-        step: words for the step.
-        part: for a microbatch.
-        whole: for all samples of a batch, without backward.
-        rows: what the tensors of `whole` are made of.
-        of_any_size: makes the same trace as `whole` without the number of samples.
-    """
-
-    step: str
-    part: TracedStep
-    whole: TracedStep
-    rows: SampleRows
-    of_any_size: Callable[[], TracedStep]
 
 
 def once_per_batch(
@@ -73,7 +38,7 @@ def once_per_batch(
             if unaveraged.are_left():
                 raise NotOnceError('with "gradient_compression": "1bit" each replica has gradients of its own')
             given = any_size or whole
-            gradients = gradients_of(part.trace, given.trace, part.calls, given.calls)
+            gradients = gradients_of(part, given)
             return BatchResults(
                 *(traces.step, part.trace, whole.trace, rows),
                 of_any_size=open_trace,

@@ -8,10 +8,11 @@ from typing import Any
 from smp_tf.announce import announce
 from smp_tf.job import exchange, runtime
 from smp_tf.partition.mesh import CommGroup
-from smp_tf.training.once_per_batch import BatchTraces, once_over_replicas
+from smp_tf.training.once_per_batch import once_over_replicas
 from smp_tf.training.replica_batches import NextBatch, ReplicaBatches, SizesOfReplicas
 from smp_tf.training.replica_states import ReplicaStates
 from smp_tf.whole_batch.batch_results import BatchResults
+from smp_tf.whole_batch.noted_trace import BatchTraces
 from smp_tf.whole_batch.own_samples import OwnSamples
 
 

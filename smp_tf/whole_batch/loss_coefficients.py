@@ -41,9 +41,9 @@ from smp_tf.partition.samples.batch_tail import Tail, find_tail, tail_from
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.trace import StepTrace
 from smp_tf.whole_batch.forward_alone import NotAloneError, needed_alone
-from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.joined_tail import join_cuts, join_rows
 from smp_tf.whole_batch.made_up_values import compared_with, made_up
+from smp_tf.whole_batch.noted_trace import NotedTrace
 from smp_tf.whole_batch.own_samples import OwnSamples
 from smp_tf.whole_batch.tail_graph import TailGraph, blocks_swapped, by_block, joined_cut
 
@@ -88,8 +88,6 @@ class LossCoefficients:
     Args:
         part: the step as it is traced for a microbatch.
         whole: the same, traced for all samples of a batch.
-        of_part: the gradients that are taken in `part`.
-        of_whole: those that are taken in `whole`.
         rows: what the tensors of the whole batch's graph are made of.
         samples: of the whole batch, and which of them this replica has.
         weighed: numbers of the calls that batches of another structure have shown to need coefficients; None where
@@ -101,10 +99,8 @@ class LossCoefficients:
 
     def __init__(
         self,
-        part: StepTrace,
-        whole: StepTrace,
-        of_part: GradientCalls,
-        of_whole: GradientCalls,
+        part: NotedTrace,
+        whole: NotedTrace,
         rows: SampleRows,
         samples: OwnSamples,
         *,
@@ -117,18 +113,18 @@ class LossCoefficients:
         #: Numbers of other calls, where nothing tells how their losses count samples.
         self.unknown: list[int] = []
         needed = []
-        for number, targets in enumerate(of_whole.targets):
+        for number in range(len(whole.calls.targets)):
             if weighed is not None and number not in weighed:
                 continue
-            is_plain = of_whole.is_plain[number] and of_part.is_plain[number]
-            found = _coefficients(part, whole, of_part.targets[number], targets, rows) if is_plain else None
+            is_plain = whole.calls.is_plain[number] and part.calls.is_plain[number]
+            found = _coefficients(part, whole, number, rows) if is_plain else None
             if found is None or found[0].nbytes(samples.total) > _MOST_BYTES:
                 self.unknown.append(number)
                 continue
             is_needed = weighed is not None or not _is_average(*found, rows, samples)
             if not is_needed and len(samples.sizes) == 1:
                 continue
-            call = self._call(number, part.lowered.graph, found[0])
+            call = self._call(number, part.trace.lowered.graph, found[0])
             if call is not None:
                 self.possible[number] = call, found[0]
                 needed += [number] if is_needed else []
@@ -373,24 +369,20 @@ class _Coefficients:
 
 
 def _coefficients(
-    part: StepTrace,
-    whole: StepTrace,
-    of_part: Sequence[tf.Tensor],
-    of_whole: Sequence[tf.Tensor],
-    rows: SampleRows,
+    part: NotedTrace, whole: NotedTrace, number: int, rows: SampleRows
 ) -> tuple[_Coefficients, _Coefficients] | None:
-    """Returns the coefficients of a loss for the whole batch, and those that a microbatch has it count.
+    """Returns the coefficients of a call's loss for the whole batch, and those that a microbatch has it count.
 
     None where it has none: it begins at nothing that holds samples, or is computed of what is made at random.
     """
-    graph, own = whole.lowered.graph, part.lowered.graph
-    targets, in_part = list(map(whole.tensor_of, of_whole)), list(map(part.tensor_of, of_part))
+    graph, own = whole.trace.lowered.graph, part.trace.lowered.graph
+    targets, in_part = ([noted.trace.tensor_of(t) for t in noted.calls.targets[number]] for noted in (whole, part))
     tail = find_tail(graph, rows, {_LOSS: targets}, begins_at_model=True)
     if tail.left_out or not tail.cuts or len(in_part) != len(targets):
         return None
     cuts = tuple(dataclasses.replace(cut, whole=cut.part) for cut in tail.cuts)
-    of_batch = _Coefficients(whole, tail)
-    of_microbatch = _Coefficients(part, tail_from(own, cuts, {_LOSS: tuple(in_part)}))
+    of_batch = _Coefficients(whole.trace, tail)
+    of_microbatch = _Coefficients(part.trace, tail_from(own, cuts, {_LOSS: tuple(in_part)}))
     if not set(of_microbatch.arguments) <= set(of_batch.arguments):
         return None
     return of_batch, of_microbatch

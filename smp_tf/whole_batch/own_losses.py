@@ -19,11 +19,12 @@ from smp_tf.job import runtime
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.step import Step
-from smp_tf.steps.trace import Examined, StepTrace
+from smp_tf.steps.trace import Examined
 from smp_tf.whole_batch.batch_results import sample_rows
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
+from smp_tf.whole_batch.noted_trace import NotedTrace
 from smp_tf.whole_batch.own_samples import OwnSamples
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
@@ -82,15 +83,12 @@ class OwnLosses:
             first = None
         return self._weighed.program_for(args, kwargs, first)
 
-    def weigh(
-        self, traced: StepTrace, whole: StepTrace, of_whole: GradientCalls, rows: SampleRows, samples: int
-    ) -> None:
+    def weigh(self, part: NotedTrace, whole: NotedTrace, rows: SampleRows, samples: int) -> None:
         """Raises where microbatches have to be told what their samples count, or where that cannot be told.
 
         Args:
-            traced: the step as it is traced for a microbatch.
+            part: the step as it is traced for a microbatch.
             whole: the same, traced for all samples of a batch.
-            of_whole: the gradients that are taken in `whole`.
             rows: what the tensors of `whole` are made of.
             samples: number of samples in a batch.
 
@@ -100,7 +98,7 @@ class OwnLosses:
         """
         if self._weighed is not None:
             return
-        found = self._coefficients((traced, whole), (self.last[1], of_whole), rows, samples, None)
+        found = self._coefficients(part, whole, rows, samples, None)
         if found.calls:
             raise WeighedError(found)
 
@@ -150,10 +148,11 @@ class OwnLosses:
                 return self._body(*given, **named)
 
         sizes = set(sizes_of(samples, min(samples, runtime.current().config.microbatches)))
-        part = self._plain.trace_for(sizes.pop() if len(sizes) == 1 else None, part_of, *args, **kwargs)
-        whole = self._plain.trace_for(samples, whole_of, *args, **kwargs)
-        rows = sample_rows(part, whole, samples)
-        found = self._coefficients((part, whole), (of_part, of_whole), rows, samples, None)
+        size = sizes.pop() if len(sizes) == 1 else None
+        part = NotedTrace(self._plain.trace_for(size, part_of, *args, **kwargs), of_part)
+        whole = NotedTrace(self._plain.trace_for(samples, whole_of, *args, **kwargs), of_whole)
+        rows = sample_rows(part.trace, whole.trace, samples)
+        found = self._coefficients(part, whole, rows, samples, None)
         # A loss that is an average for batches of one size may be none for those of another.
         told = {call.number for call in found.calls}
         self._numbers |= told
@@ -161,12 +160,12 @@ class OwnLosses:
         wanted = {number for number in self._numbers if number < len(of_part.targets)}
         if wanted == told:
             return found
-        return self._coefficients((part, whole), (of_part, of_whole), rows, samples, wanted)
+        return self._coefficients(part, whole, rows, samples, wanted)
 
     def _coefficients(
         self,
-        traces: tuple[StepTrace, StepTrace],
-        calls: tuple[GradientCalls, GradientCalls],
+        part: NotedTrace,
+        whole: NotedTrace,
         rows: SampleRows,
         samples: int,
         numbers: Collection[int] | None,
@@ -180,15 +179,14 @@ class OwnLosses:
         try:
             # It is tried on numbers, also where the step is called in a graph.
             with tf.init_scope():
-                found = LossCoefficients(
-                    *traces, *calls, rows, OwnSamples((samples,), 0, microbatches), weighed=numbers
-                )
+                own = OwnSamples((samples,), 0, microbatches)
+                found = LossCoefficients(part, whole, rows, own, weighed=numbers)
         except (TypeError, ValueError, LookupError, tf.errors.OpError) as error:
             raise StepError(
                 f"{self._in_words} has whole_batch=True, and it cannot be told how its loss counts samples: {error}. "
                 f"Leave out whole_batch=True, and return what is needed for each sample."
             ) from error
-        unknown = [number for number in found.unknown if any(kind is not None for kind in calls[0].kinds[number])]
+        unknown = [number for number in found.unknown if any(kind is not None for kind in part.calls.kinds[number])]
         if unknown:
             raise StepError(
                 f"{self._in_words} has whole_batch=True, and it cannot be told how the loss counts samples that "

@@ -32,6 +32,7 @@ from smp_tf.steps.trace import Examined, Retrace, StepTrace
 from smp_tf.tf_internals import named
 from smp_tf.whole_batch.batch_results import BatchResults, sample_rows
 from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.noted_trace import NotedTrace
 from smp_tf.whole_batch.own_losses import OwnLosses
 from smp_tf.whole_batch.own_results import LOCAL, OwnResults
 from smp_tf.whole_batch.used_gradients import gradients_of
@@ -156,19 +157,22 @@ class WholeBatchStep:
         is_one, samples = retrace.microbatches == 1, retrace.samples
         if not (is_one or samples):
             samples = _made_up_samples(retrace.microbatches)
-        of_whole, again, of_any_size = GradientCalls(), GradientCalls(), None
-        whole = results.sorted(retrace.trace(self._whole_batch(of_whole, calls), samples))
-        if retrace.has_any_size and not is_one:
-            of_any_size = results.sorted(retrace.trace(self._whole_batch(again, calls), None))
+
+        def noted(size: int | None) -> NotedTrace:
+            taken = GradientCalls()
+            return NotedTrace(results.sorted(retrace.trace(self._whole_batch(taken, calls), size)), taken)
+
+        noted_part, noted_whole = NotedTrace(part, calls), noted(samples)
+        any_size = noted(None) if retrace.has_any_size and not is_one else None
+        whole, of_any_size = noted_whole.trace, any_size.trace if any_size is not None else None
         by_lengths = sample_rows(part, whole, samples or 1)
         rows: Rows = OneMicrobatch(by_lengths, whole.lowered.graph) if is_one else by_lengths
         if not is_one:
             assert samples is not None
-            self._losses.weigh(part, whole, of_whole, by_lengths, samples)
+            self._losses.weigh(noted_part, noted_whole, by_lengths, samples)
         gradients = None
         if results.uses_gradients:
-            given = (whole, of_whole) if of_any_size is None else (of_any_size, again)
-            gradients = gradients_of(part, given[0], calls, given[1])
+            gradients = gradients_of(noted_part, any_size or noted_whole)
         once = BatchResults(self._in_words, part, whole, rows, of_any_size=of_any_size, gradients=gradients)
         results.take(once, whole, part, rows)
         return once.taken_out()

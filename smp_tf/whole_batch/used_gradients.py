@@ -11,8 +11,7 @@ import tensorflow as tf
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError
 from smp_tf.partition.trace.lower import OutputSlot
-from smp_tf.steps.trace import StepTrace
-from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.noted_trace import NotedTrace
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,18 +37,18 @@ def applied_name(call: int, number: int) -> str:
     return f"applied {call}/{number}"
 
 
-def gradients_of(part: StepTrace, whole: StepTrace, of_part: GradientCalls, of_whole: GradientCalls) -> UsedGradients:
+def gradients_of(noted_part: NotedTrace, noted_whole: NotedTrace) -> UsedGradients:
     """Returns the gradients of a step, and what the step makes of them.
 
     Args:
-        part: the step as it is traced for a microbatch. What it gives to optimizers is under "gradients".
-        whole: the same, traced for all samples of a batch, with placeholders for gradients.
-        of_part: the gradients that are taken in `part`.
-        of_whole: the gradients that are taken in `whole`.
+        noted_part: the step as it is traced for a microbatch. What it gives to optimizers is under "gradients".
+        noted_whole: the same, traced for all samples of a batch, with placeholders for gradients.
 
     Raises:
         NotOnceError: the step takes gradients that are no dense tensors.
     """
+    part, whole = noted_part.trace, noted_whole.trace
+    of_part, of_whole = noted_part.calls, noted_whole.calls
     given: dict[Tensor, Tensor] = {}
     variables: dict[Tensor, Any] = {}
     for placeholders, gradients, sources in zip(of_whole.gradients, of_part.gradients, of_part.sources, strict=True):
