@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf.errors import StepError
 from tests.smp_tf.whole_batch import own_losses
 from tests.smp_tf.whole_batch.own_gradients import USES
-from tests.smp_tf.whole_batch.own_loops import batches, compare, f1, in_float64, mean, net_of, penalised, training
+from tests.smp_tf.whole_batch.own_loops import (
+    batches,
+    compare,
+    f1,
+    in_float64,
+    mean,
+    net_of,
+    penalised,
+    training,
+    with_local_outputs,
+)
 
 LOSSES = {"mean": mean, **own_losses.LOSSES, **own_losses.COMPARING}
 
@@ -32,14 +41,8 @@ def local_outputs() -> dict[str, Any]:
     """Whether outputs stay on the last stage, and whether they are right there."""
     with in_float64():
         model = net_of(smp.DistributedModel)
-
-        @smp.step(whole_batch=True, local_outputs=["outputs"])
-        def forward(x: tf.Tensor, y: tf.Tensor) -> Any:
-            p = model(x)
-            return {"outputs": p, "f1": f1(y, p)}
-
         x, y = batches()[0]
-        results = forward(x, y)
+        results = with_local_outputs(model)(x, y)
         outputs = results["outputs"]
         score = float(results["f1"].reduce_mean())
         whole = float(f1(y, outputs.concat())) if outputs.is_local else score

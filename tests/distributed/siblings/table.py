@@ -11,6 +11,7 @@ import tf_keras
 import smp_tf as smp
 from tests.distributed.siblings import gradients, masks, mixtures, optimizers, states, sums, trackers
 from tests.distributed.siblings.script import Keras, Script
+from tests.smp_tf.whole_batch.own_loops import in_float64
 
 #: By kind and name.
 SIBLINGS: Mapping[str, Mapping[str, Script]] = {
@@ -31,13 +32,8 @@ def difference(kind: str, name: str) -> tuple[float, str]:
         The largest difference of all that it gives, relative to one where that is larger, and the name of what differs.
     """
     script = SIBLINGS[kind][name]
-    tf_keras.backend.set_floatx("float64")
-    tf_keras.mixed_precision.set_global_policy("float64")
-    try:
+    with in_float64():
         wanted, found = script(Keras(tf_keras.Model)), script(Keras(smp.DistributedModel))
-    finally:
-        tf_keras.backend.set_floatx("float32")
-        tf_keras.mixed_precision.set_global_policy("float32")
     assert sorted(wanted) == sorted(found), (sorted(wanted), sorted(found))
     return max((_apart(found[key], wanted[key]), key) for key in wanted)
 

@@ -14,7 +14,17 @@ import smp_tf as smp
 from smp_tf.errors import StepError
 from tests.full_only import params
 from tests.smp_tf.whole_batch.own_gradients import USES, Uses
-from tests.smp_tf.whole_batch.own_loops import batches, compare, f1, mean, net_of, penalised, training, value_of
+from tests.smp_tf.whole_batch.own_loops import (
+    batches,
+    compare,
+    f1,
+    mean,
+    net_of,
+    penalised,
+    training,
+    value_of,
+    with_local_outputs,
+)
 from tests.smp_tf.whole_batch.own_losses import COMPARING, LOSSES
 
 pytestmark = pytest.mark.large
@@ -143,14 +153,8 @@ def test_results_have_one_value_however_they_are_asked_for(init: Callable[..., N
 def test_local_outputs_stay_local(init: Callable[..., None]) -> None:
     init(microbatches=4)
     model = net_of(smp.DistributedModel)
-
-    @smp.step(whole_batch=True, local_outputs=["outputs"])
-    def forward(x: tf.Tensor, y: tf.Tensor) -> Any:
-        p = model(x)
-        return {"outputs": p, "f1": f1(y, p)}
-
     x, y = batches()[0]
-    results = forward(x, y)
+    results = with_local_outputs(model)(x, y)
     np.testing.assert_allclose(results["outputs"].outputs[0], model.call(x), rtol=1e-12)
 
     @smp.step(whole_batch=True, local_outputs=["f1"])
