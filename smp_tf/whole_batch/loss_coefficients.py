@@ -237,9 +237,8 @@ class _Coefficients:
         self.tail = tail
         self.graph = traced.lowered.graph
         tail_graph = TailGraph(traced, tail)
-        nodes = {self.graph.nodes[number].source: number for number in tail.nodes if self._is_argument(number)}
         #: By number of an argument that it reads, its type.
-        self.arguments = {number: self._spec(Tensor(nodes[number], 0)) for number in tail.arguments}
+        self.arguments = self.specs_of(tail.arguments)
 
         # Variables of the script, such as a counter, that the loss reads or writes. The step itself writes them.
         read = {node.source for node in map(self.graph.nodes.__getitem__, tail.nodes) if node.op == VARIABLE}
@@ -274,6 +273,16 @@ class _Coefficients:
         for index, variable in self._variables.items():
             self._copies[index].assign(variable if states is None else states[variable.ref()])
         return list(self._function(*map(tf.convert_to_tensor, values), *given))
+
+    def specs_of(self, arguments: Collection[int]) -> dict[int, tf.TensorSpec]:
+        """Returns types of arguments of the step by their numbers.
+
+        Args:
+            arguments: their numbers. Some of another size's trace may be known from shapes alone here: of ones in the
+                shape of `y`, `y` is read where its length is open.
+        """
+        nodes = {node.source: number for number, node in enumerate(self.graph.nodes) if node.op == ARGUMENT}
+        return {number: self._spec(Tensor(nodes[number], 0)) for number in sorted(arguments)}
 
     def specs(self, samples: int) -> list[tf.TensorSpec]:
         """Returns the types of the tensors where the tail begins.
@@ -360,9 +369,6 @@ class _Coefficients:
                     stack.extend(tensor.op for tensor in op.inputs)
         return {position[name] for name in seen if name in position}
 
-    def _is_argument(self, number: int) -> bool:
-        return self.graph.nodes[number].op == ARGUMENT
-
     def _spec(self, tensor: Tensor) -> tf.TensorSpec:
         kind = self.graph.type_of(tensor)
         return tf.TensorSpec(kind.shape, kind.dtype)
@@ -383,18 +389,17 @@ def _coefficients(
     cuts = tuple(dataclasses.replace(cut, whole=cut.part) for cut in tail.cuts)
     of_batch = _Coefficients(whole.trace, tail)
     of_microbatch = _Coefficients(part.trace, tail_from(own, cuts, {_LOSS: tuple(in_part)}))
-    if not set(of_microbatch.arguments) <= set(of_batch.arguments):
-        return None
     return of_batch, of_microbatch
 
 
 def _is_average(of_batch: _Coefficients, of_microbatch: _Coefficients, rows: SampleRows, samples: OwnSamples) -> bool:
     """Returns whether what microbatches count on their own averages to what the batch counts, on made-up values."""
     cuts, finite = of_batch.tail.cuts, False
+    specs = of_batch.specs_of({*of_batch.arguments, *of_microbatch.arguments})
     for seed in range(_TRIALS):
         random = np.random.RandomState(seed)
         among = of_batch.compared_with if seed >= _TRIALS // 2 else ()
-        made = {number: made_up(spec, random, among=among) for number, spec in of_batch.arguments.items()}
+        made = {number: made_up(spec, random, among=among) for number, spec in specs.items()}
         states = {
             v.ref(): made_up(tf.TensorSpec(v.shape, v.dtype), random)
             for v in of_batch.variables + of_microbatch.variables

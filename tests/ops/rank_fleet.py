@@ -96,15 +96,23 @@ class RankProcess:
 
     def stderr_until(self, words: str, timeout: float = TIMEOUT_S) -> str:
         """Waits until these words are on stderr; returns what is there so far."""
-        assert self.process.stderr is not None
+        return self.stderr_of_any([self], words, timeout)[1]
+
+    @staticmethod
+    def stderr_of_any(ranks: Sequence[RankProcess], words: str, timeout: float = TIMEOUT_S) -> tuple[int, str]:
+        """Waits until these words are on the stderr of one of the ranks; returns which, and what is there so far."""
         deadline = time.monotonic() + timeout
-        while words.encode() not in self._stderr:
+        streams = {rank.process.stderr: rank for rank in ranks if rank.process.stderr is not None}
+        while not any(words.encode() in rank._stderr for rank in ranks):
             left = deadline - time.monotonic()
-            ready, _, _ = select.select([self.process.stderr], [], [], max(0.0, left))
-            chunk = os.read(self.process.stderr.fileno(), 1 << 16) if ready else b""
-            assert chunk, f"{words!r} did not come; stderr: {self._stderr.decode()}"
-            self._stderr += chunk
-        return self._stderr.decode()
+            ready, _, _ = select.select(list(streams), [], [], max(0.0, left))
+            for stream in ready:
+                chunk = os.read(stream.fileno(), 1 << 16)
+                streams[stream]._stderr += chunk
+                if not chunk:
+                    del streams[stream]
+            assert ready and streams, f"{words!r} did not come; stderr: {[rank._stderr.decode() for rank in ranks]}"
+        return next((n, rank._stderr.decode()) for n, rank in enumerate(ranks) if words.encode() in rank._stderr)
 
     def stderr_to_end(self) -> str:
         assert self.process.stderr is not None

@@ -14,7 +14,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import announce
 from smp_tf.errors import StepError
-from smp_tf.whole_batch import loss_coefficients
+from smp_tf.whole_batch import loss_coefficients, weighed_step
 from tests.full_only import params
 from tests.smp_tf.whole_batch.own_gradients import Uses
 from tests.smp_tf.whole_batch.own_losses import COMPARING, compare, in_batch_softmax, rooted
@@ -104,6 +104,28 @@ def test_outputs_that_are_too_large_are_left_to_the_check(
     init(microbatches=4)
     with pytest.raises(StepError, match="another training in microbatches"):
         compare(in_batch_softmax)
+
+
+def test_the_forward_pass_ahead_keeps_no_activations(
+    init: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing runs backward in it, so nothing of a microbatch is kept for that."""
+    init(microbatches=4)
+    steps: list[Any] = []
+    original = weighed_step.WeighedStep.__init__
+
+    def noted(weighed: Any, in_words: str, step: Any, forward: Any, *args: Any, **more: Any) -> None:
+        steps[:] = step, forward
+        original(weighed, in_words, step, forward, *args, **more)
+
+    monkeypatch.setattr(weighed_step.WeighedStep, "__init__", noted)
+    assert compare(rooted) < 1e-12
+    of_step, of_forward = (
+        {tensor for program in step._programs.values() for tensor in program.stage_program.split.stash(stage=0)}
+        for step in steps
+    )
+    assert of_step
+    assert not of_forward
 
 
 def views(x: Any) -> Any:

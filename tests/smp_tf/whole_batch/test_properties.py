@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from tf_keras import layers
 
 import smp_tf as smp
-from tests.smp_tf.whole_batch.drawn_numbers import logs, losses
+from tests.full_only import params
+from tests.smp_tf.whole_batch.drawn_numbers import FUNCTIONS, MASKS, TERMS, TOTALS, Number, logs, losses
 
 pytestmark = pytest.mark.large
 
@@ -76,25 +78,38 @@ def compare(drawn: Sequence[Computed], logged: Sequence[Computed], samples: int,
         np.testing.assert_allclose(found[f"log {number}"], wanted, rtol=1e-9, atol=1e-11, err_msg=str(log))
 
 
+def cycle(masks: Sequence[str]) -> tuple[list[Number], list[Number]]:
+    """All totals of some masks: as losses, and as logs that are not linear. Terms and functions take turns."""
+    pairs = list(itertools.product(masks, TOTALS))
+    terms, functions = sorted(TERMS), sorted(FUNCTIONS)
+    losses_of = [Number(terms[n % len(terms)], mask, total, -0.5) for n, (mask, total) in enumerate(pairs)]
+    logs_of = [
+        Number(terms[(n + 3) % len(terms)], mask, total, 1.0, (functions[n % len(functions)],))
+        for n, (mask, total) in enumerate(pairs)
+    ]
+    return losses_of, logs_of
+
+
+@pytest.mark.parametrize("mask", params(list(MASKS), [mask for mask in MASKS if mask != "all"]))
+def test_every_total_of_a_mask_is_that_of_the_whole_batch(mask: str) -> None:
+    """Microbatches of two sizes: the mask of all samples is then a constant of the batch, and none of a microbatch."""
+    compare(*cycle([mask]), samples=7, microbatches=3, seed=0)
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[int, int, int]:
     microbatches = draw(st.integers(2, 5))
     return draw(st.integers(microbatches, 11)), microbatches, draw(st.integers(0, 10**6))
 
 
-SOME = {"drawn": st.lists(losses, min_size=1, max_size=6), "logged": st.lists(logs, max_size=4), "batch": batches()}
-
-
-@settings(max_examples=4, deadline=None)
-@given(**SOME)
-def test_losses_and_logs_are_those_of_the_whole_batch(drawn: Any, logged: Any, batch: tuple[int, int, int]) -> None:
-    compare(drawn, logged, *batch)
-
-
 @pytest.mark.full
 @settings(max_examples=30, deadline=None)
-@given(**SOME)
-def test_many_losses_and_logs_are_those_of_the_whole_batch(
+@given(
+    drawn=st.lists(losses, min_size=1, max_size=6),
+    logged=st.lists(logs, max_size=4),
+    batch=batches(),
+)
+def test_drawn_losses_and_logs_are_those_of_the_whole_batch(
     drawn: Any, logged: Any, batch: tuple[int, int, int]
 ) -> None:
     compare(drawn, logged, *batch)
