@@ -111,7 +111,8 @@ class RankProcess:
                 streams[stream]._stderr += chunk
                 if not chunk:
                     del streams[stream]
-            assert ready and streams, f"{words!r} did not come; stderr: {[rank._stderr.decode() for rank in ranks]}"
+            if not (ready and streams):
+                raise AssertionError(f"{words!r} did not come; stderr: {[rank._stderr.decode() for rank in ranks]}")
         return next((n, rank._stderr.decode()) for n, rank in enumerate(ranks) if words.encode() in rank._stderr)
 
     def stderr_to_end(self) -> str:

@@ -278,7 +278,7 @@ def test_without_the_secret_nobody_connects() -> None:
         told = ranks[0].expect("not connected", timeout=30)
         assert "rank 0 waits for rank 1 (host" in told["message"]
         assert "prove the job's secret" in told["message"]
-        # What comes before a rank has begun to connect is dropped without a word. So one of the two has refused the other.
+        # What comes before a rank has begun to connect is dropped without a word. One of the two has refused the other.
         refusing, text = RankProcess.stderr_of_any(ranks.ranks, "refused")
         assert f"refused a message that claims to come from rank {1 - refusing}" in text
         ranks[1].expect("not connected", timeout=30)
