@@ -10,6 +10,7 @@ import pytest
 
 from tests.benchmarks.conftest import BENCHMARKS
 from tests.distributed.harness import launch_script
+from tests.full_only import params
 
 
 @pytest.fixture
@@ -79,9 +80,10 @@ def test_what_grows_faster_than_layers_or_microbatches_is_told(kept: dict[str, A
 
 
 @pytest.mark.distributed
-def test_a_start_and_a_step_do_what_they_did() -> None:
+@pytest.mark.parametrize("options", params([["--few"], []], only_full=[[]]))
+def test_a_start_and_a_step_do_what_they_did(options: list[str]) -> None:
     """If this is meant to change: horovodrun -np 2 python benchmarks/counts.py --update."""
-    ran = launch_script(2, "benchmarks/counts.py", deadline=240.0)
+    ran = launch_script(2, "benchmarks/counts.py", options, deadline=240.0)
     assert "Nothing is otherwise than it is kept, or grows faster than it may." in ran.output(0), ran.report()
     ran.expect_clean()
 
