@@ -30,8 +30,9 @@ PARTITIONS, MICROBATCHES = (1, 2, 3, 4), (1, 2, 4, 8)
 SCHEDULES = ("simple", "interleaved")
 # Of these the table of all comparisons has the whole grid; by default the first one runs it.
 WHOLE_GRID = ("mlp", "gpt")
-# They take half of the time of all, and a fifth of that to predict: by default they run with two numbers of partitions.
-LARGEST = {"resnet50": (2, 4), "mobilenet_v2": (2, 3), "efficientnet_b0": ()}
+# They take half of the time of all, and a fifth of that to predict: by default one runs, on two partitions. What it has
+# in its graph (convolutions, depthwise ones, batch normalisation, sums of branches), the others have, too.
+LARGEST = {"resnet50": (), "mobilenet_v2": (2,), "efficientnet_b0": ()}
 # Run with --full only: a third large one, and what differs from others in its dtype, optimizer or clipping alone.
 ONLY_FULL = ("efficientnet_b0", "cnn_float32", "mlp_adam_float32", "clipped_gradients")
 # Of these, so that float32 and its tolerances are in every run, one setting each.
@@ -324,7 +325,7 @@ def test_the_default_settings_cover_all_pairs() -> None:
         assert seen == set(itertools.product(axes[first], axes[second])), (first, second)
     assert all(len([s for s in settings if s.model == model]) >= 4 for model in models)
     of_largest = {model: [s.partitions for s in settings_of(model) if by_default(s)] for model in LARGEST}
-    assert of_largest == {"resnet50": [2, 4], "mobilenet_v2": [2, 3], "efficientnet_b0": []}
+    assert of_largest == {"resnet50": [], "mobilenet_v2": [2], "efficientnet_b0": []}
     for axis, values in axes.items():
         seen = {(getattr(s, axis), is_eager(s)) for s in settings}
         assert seen == set(itertools.product(values, (False, True))), axis

@@ -46,14 +46,14 @@ def compare(build: Callable[[], Any], y: Any = Y, **compiled: Any) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("microbatches", params([1, 2, 3, 4], [3]))
+@pytest.mark.parametrize("microbatches", params([1, 2, 3, 4], [1, 2, 3]))
 def test_metrics_are_those_of_the_whole_batch(init: Callable[..., None], microbatches: int) -> None:
     init(microbatches=microbatches)
     compare(net, (Y > 0).astype(np.float64), loss="mse")
 
 
 def test_metrics_need_no_check_of_losses(init: Callable[..., None]) -> None:
-    init(microbatches=4, check_losses=False)
+    init(microbatches=2, check_losses=False)
     compare(net, (Y > 0).astype(np.float64), loss="mse")
 
 
@@ -141,7 +141,7 @@ def contrastive(y: Any, p: Any) -> Any:
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=scores))
 
 
-@pytest.mark.parametrize("loss", params([total, masked_mean, contrastive], [masked_mean]))
+@pytest.mark.parametrize("loss", params([total, masked_mean, contrastive], [total, masked_mean]))
 def test_an_evaluation_has_any_loss(init: Callable[..., None], loss: Any) -> None:
     init(microbatches=4)
     plain = net()

@@ -154,7 +154,7 @@ OF_VIEWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("loss", params(list(OF_VIEWS), {"split"}))
+@pytest.mark.parametrize("loss", params(list(OF_VIEWS), {"split", "sliced"}))
 def test_two_views_go_through_the_model_in_one_call(init: Callable[..., None], loss: str) -> None:
     init(microbatches=4)
     assert compared_views(lambda model, x: OF_VIEWS[loss](model(views(x), training=True))) < 1e-11
