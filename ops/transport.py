@@ -42,6 +42,8 @@ __all__ = ["Transport", "TransportOptions"]
 # A wait is made of slices, between which Python handles signals. So Ctrl-C works everywhere.
 SLICE_S = 0.1
 MESSAGE_PROGRAM = 0xFFFFFFFF00000000
+#: Numbers of programs for messages between replicas within a step. No program of a stage has one of them.
+REPLICA_PROGRAMS = range(1 << 48, 1 << 49)
 MAX_CONTROL_BYTES = 4096
 #: The end of the words for a receive that was withdrawn before its message came.
 _WITHDRAWN = b" was withdrawn"

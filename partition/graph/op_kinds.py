@@ -72,6 +72,10 @@ MOVING_OPS = named(
     """
 )
 
+#: The op that stands for the sum of a tensor over the replicas. It runs once for each microbatch, since others wait for
+#: its part.
+SUM_OVER_REPLICAS = "SmpSumOverReplicas"
+
 #: Operations per element of the output.
 PER_OUTPUT = {
     name: flops
@@ -83,7 +87,7 @@ PER_OUTPUT = {
             Round Rint FloorDiv FloorMod Mod TruncateDiv ClipByValue SquaredDifference Reciprocal
             Inv AssignAddVariableOp AssignSubVariableOp ResourceScatterAdd ResourceScatterUpdate
             ResourceScatterSub TensorScatterAdd IsFinite IsNan IsInf BitwiseAnd BitwiseOr BitwiseXor
-            LeftShift RightShift MulNoNan Real Imag Conj
+            LeftShift RightShift MulNoNan Real Imag Conj SmpSumOverReplicas
             """,
         4: """
             Sqrt Rsqrt SqrtGrad RsqrtGrad ReciprocalGrad InvGrad TanhGrad SigmoidGrad EluGrad

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SEED, UNSENDABLE_DTYPES, VARIABLE, Node, OpGraph
-from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, MATRIX_OPS
+from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, MATRIX_OPS, SUM_OVER_REPLICAS
 from smp_tf.partition.units.units import weight_derived
 
 
@@ -197,7 +197,7 @@ class _Assigner:
         return any(not self.graph.variables[v].read_only for v in script)
 
     def _is_cheap(self, node: Node) -> bool:
-        if node.op in MATRIX_OPS | FUNCTION_OPS or node.stateful or node.writes:
+        if node.op in MATRIX_OPS | FUNCTION_OPS | {SUM_OVER_REPLICAS} or node.stateful or node.writes:
             return False
         read = [self.graph.variables[v] for v in node.reads]
         if read and (node.op != "ReadVariableOp" or any(v.in_model or not v.read_only for v in read)):

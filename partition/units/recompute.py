@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
+from smp_tf.partition.graph.op_kinds import SUM_OVER_REPLICAS
 from smp_tf.partition.units.cost import Costs, Flow, Stash
 from smp_tf.partition.units.units import Unit
 
@@ -140,8 +141,8 @@ def remade_nodes(graph: OpGraph, group_of: Mapping[int, int], kept: Collection[i
     """Returns the forward nodes that can run twice and whose results only their own group's backward needs.
 
     A result that another group reads is kept, and so the own group's backward has it, too. An op with an effect must
-    run once. An op that reads a variable which the step writes would read another value the second time. The results of
-    such nodes are kept as well.
+    run once, and so must a sum over the replicas. An op that reads a variable which the step writes would read another
+    value the second time. The results of such nodes are kept as well.
 
     Args:
         graph: one microbatch of the step.
@@ -155,6 +156,7 @@ def remade_nodes(graph: OpGraph, group_of: Mapping[int, int], kept: Collection[i
             number in kept
             or node.backward
             or node.stateful
+            or node.op == SUM_OVER_REPLICAS
             or node.writes
             or not all(graph.variables[v].read_only for v in node.reads)
         ):

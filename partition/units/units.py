@@ -37,7 +37,7 @@ from smp_tf.partition.graph.op_graph import (
     OpGraph,
     Tensor,
 )
-from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, MATRIX_OPS
+from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, MATRIX_OPS, SUM_OVER_REPLICAS
 
 #: Name of the unit that holds what the step does with the model's output.
 AFTER_MODEL = "loss and outputs"
@@ -151,7 +151,7 @@ def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
         if node.reads:
             if node.op == "ReadVariableOp" and all(graph.variables[v].read_only for v in node.reads):
                 found[number] = frozenset(node.reads)
-        elif not node.stateful and node.inputs and node.op not in MATRIX_OPS | FUNCTION_OPS:
+        elif not node.stateful and node.inputs and node.op not in MATRIX_OPS | FUNCTION_OPS | {SUM_OVER_REPLICAS}:
             behind = [found.get(t.node, frozenset()) for t in node.inputs]
             if all(t.node in found or t.node in fixed for t in node.inputs):
                 found[number] = frozenset[int]().union(*behind)

@@ -18,6 +18,7 @@ from smp_tf.partition.split.step_outputs import StepOutputPlan
 from smp_tf.pipeline.run.function_calls import FunctionCalls
 from smp_tf.pipeline.run.host import on_device
 from smp_tf.pipeline.run.reduction import Bucket, parts_of
+from smp_tf.pipeline.run.replica_sums import give_nothing
 from smp_tf.pipeline.run.stage_program import StageProgram
 
 #: Given the bucket, its parts by position and microbatch, and the number of the step.
@@ -35,6 +36,8 @@ class CallersPart:
             where it reads variables, and returns the ops that have to run before variables change.
         check: writes the check of the batch.
         sum_sparse: writes the sum of a sparse gradient over the replicas.
+        call_number: returns the number by which all replicas know the call of the step, for sums over them within
+            segments.
         gather: takes the index of a variable whose parts are on several ranks, and gives its whole value for one use.
             Every use asks anew, where its task comes in the list. The ops must not be merged over uses.
     """
@@ -42,6 +45,7 @@ class CallersPart:
     weigh: Callable[[tf.Tensor], Sequence[tf.Operation]] | None = None
     check: Callable[[tf.Tensor], None] | None = None
     sum_sparse: SumSparse | None = None
+    call_number: Callable[[tf.Tensor], tf.Tensor] | None = None
     gather: Callable[[int], tf.Tensor] | None = None
 
 
@@ -72,6 +76,7 @@ class Emission:
         joined: what came of it.
         log: writes the average over the replicas of what is logged of a batch.
         logged: what came of it.
+        call_number: the number by which all replicas know the call of the step; None until a task asks for it.
     """
 
     program: StageProgram
@@ -96,6 +101,7 @@ class Emission:
     joined: Any = None
     log: Callable[[], Any] | None = None
     logged: Any = None
+    call_number: tf.Tensor | None = None
 
     def __post_init__(self) -> None:
         self.transfers: Mapping[int, Transfer] = {t.index: t for t in self.program.split.transfers}
@@ -119,6 +125,25 @@ class Emission:
         if cleared:
             with tf.control_dependencies(cleared):
                 self.last_compute = tf.no_op()
+
+    def begin_replica_sums(self) -> None:
+        """Begins the sums over the replicas for microbatches that other replicas have and this one does not."""
+        ends, sums = self.program.end.replicas, self.program.replica_sums
+        missing = range(self.program.microbatches, ends.most) if ends is not None else range(0)
+        if ends is not None and sums and missing:
+            graph = self.program.split.graph
+            self.all_ops += give_nothing(graph, sums, ends, missing, self._known_call())
+
+    def for_replica_sums(self, microbatch: int) -> list[tf.Tensor]:
+        """Returns what is passed to a function for its sums over the replicas, in the order of `PASSED`."""
+        weight = self.weights[microbatch]
+        return [self._known_call(), tf.constant(microbatch, tf.int64), tf.cast(weight, tf.float64)]
+
+    def _known_call(self) -> tf.Tensor:
+        if self.call_number is None:
+            assert self.callers.call_number is not None
+            self.call_number = self.callers.call_number(self.step)
+        return self.call_number
 
     def sum_of(self, tensor: Tensor) -> tf.Tensor:
         """Returns a tensor's sum over the microbatches, which is now complete."""

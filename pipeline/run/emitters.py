@@ -29,6 +29,8 @@ def emit_compute(emission: Emission, task: Task) -> None:
     inputs += [emission.remote[v] for v in function.takes.remote_values]
     nodes = emission.program.split.graph.nodes
     inputs += [emission.whole_value(nodes[number].reads[0]) for number in function.takes.uses]
+    if function.takes.has_replica_sums:
+        inputs += emission.for_replica_sums(microbatch)
     if function.takes.is_weighted:
         inputs.append(tf.cast(emission.weights[microbatch], tf.float64))
     if function.early is not None:

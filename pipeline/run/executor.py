@@ -79,6 +79,7 @@ def emit(
     step = send_recv.begin_step(handles, program.number)
     emission = Emission(program, arguments, captures, seed, weights, step, callers or CallersPart())
     emission.clear_sums()
+    emission.begin_replica_sums()
     for task in program.tasks:
         if KINDS[task.kind].phase is Phase.STEP:
             EMITTERS[task.kind](emission, task)

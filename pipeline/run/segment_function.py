@@ -21,6 +21,7 @@ from smp_tf.partition.split.split import Segment
 from smp_tf.pipeline.run.accumulator import Accumulator
 from smp_tf.pipeline.run.early_sums import EarlySums
 from smp_tf.pipeline.run.host import on_device
+from smp_tf.pipeline.run.replica_sums import PASSED, ReplicaEnds, independent, passed_specs, sums_in, written_out
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Signature:
         arguments: the tensors to pass: those of source nodes, then the segment's inputs.
         remote_values: variables of other stages, whose value is passed after them.
         uses: nodes that read a variable whose parts are on several ranks. Its whole value is passed for each, then.
+        has_replica_sums: whether what its sums over the replicas need is passed after them (`replica_sums.PASSED`).
         is_weighted: whether the weight (a float64 scalar) of what the function adds to sums is passed after them.
         has_step: whether the number of the step is passed last, as it is where the function gives sums early.
     """
@@ -59,6 +61,7 @@ class Signature:
     uses: tuple[int, ...]
     is_weighted: bool
     has_step: bool
+    has_replica_sums: bool = False
 
     def specs(self, graph: OpGraph) -> list[tf.TensorSpec]:
         """Returns the types of what is passed.
@@ -69,6 +72,8 @@ class Signature:
         specs = [_spec(graph.type_of(t), f"smp_argument_{i}") for i, t in enumerate(self.arguments)]
         specs += [_spec(graph.variables[v].type, f"smp_value_{v}") for v in self.remote_values]
         specs += [_spec(graph.variables[graph.nodes[n].reads[0]].type, f"smp_use_{n}") for n in self.uses]
+        if self.has_replica_sums:
+            specs += passed_specs()
         if self.is_weighted:
             specs.append(tf.TensorSpec([], tf.float64, name="smp_weight"))
         if self.has_step:
@@ -85,6 +90,7 @@ class Signature:
         names = [tensor_name(graph, t) for t in self.arguments]
         names += [remote_value_name(graph, v) for v in self.remote_values]
         names += [use_name(graph, n) for n in self.uses]
+        names += PASSED if self.has_replica_sums else ()
         return dict(zip(names, passed, strict=False))
 
     def weight_in(self, passed: Sequence[tf.Tensor]) -> tf.Tensor | None:
@@ -94,6 +100,7 @@ class Signature:
             passed: all that is passed.
         """
         values = len(self.arguments) + len(self.remote_values) + len(self.uses)
+        values += len(PASSED) if self.has_replica_sums else 0
         return passed[values] if self.is_weighted else None
 
 
@@ -133,6 +140,7 @@ def build_segment_function(
     *,
     outputs: tuple[Tensor, ...] | None = None,
     summing: Summing | None = None,
+    replicas: ReplicaEnds | None = None,
     xla: bool = False,
     samples: int = 1,
 ) -> SegmentFunction:
@@ -144,13 +152,15 @@ def build_segment_function(
         variables: the variables whose handle may be used here, by index in the graph.
         outputs: what to return; by default all that others need.
         summing: what becomes of tensors that are summed over the microbatches; None where that is the caller's alone.
+        replicas: whom its sums over the replicas are made with; None where it is measured alone, or has none.
         xla: whether to compile the function with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open; only to ask XLA whether it can.
 
     Returns:
         The function, with the list of what to pass to it.
     """
-    body = _Body(graph, segment, variables, segment.outputs if outputs is None else outputs, summing or Summing())
+    outputs = segment.outputs if outputs is None else outputs
+    body = _Body(graph, segment, variables, outputs, summing or Summing(), replicas)
     specs = body.takes.specs(graph)
 
     def run(*passed: tf.Tensor) -> list[tf.Tensor]:
@@ -188,6 +198,7 @@ class _Body:
         variables: the variables whose handle may be used here, by index in the graph.
         outputs: what to return.
         summing: what becomes of tensors that are summed.
+        replicas: whom its sums over the replicas are made with; None for nobody.
     """
 
     def __init__(
@@ -197,21 +208,26 @@ class _Body:
         variables: Mapping[int, tf.Variable],
         outputs: tuple[Tensor, ...],
         summing: Summing,
+        replicas: ReplicaEnds | None,
     ) -> None:
         self.graph, self.variables, self.outputs, self.summing = graph, variables, outputs, summing
         sources = [Tensor(n, 0) for n in segment.sources if graph.nodes[n].op != VARIABLE]
         #: The variable of each node that stands for a handle.
         self.handles = {n: _variable_of(graph, n) for n in segment.sources if graph.nodes[n].op == VARIABLE}
         given_early = summing.early.tensors if summing.early is not None else ()
+        over_replicas = sums_in(graph, segment)
         self.takes = Signature(
             (*sources, *segment.inputs),
             segment.remote_values,
             segment.uses,
             is_weighted=summing.is_weighted and bool(summing.accumulators or given_early),
             has_step=summing.early is not None,
+            has_replica_sums=bool(over_replicas) and replicas is not None,
         )
         self._wanted = tuple(dict.fromkeys((*outputs, *summing.accumulators, *given_early)))
         self._definition = segment_graph(graph, segment, variables)
+        if over_replicas:
+            self._definition = written_out(self._definition, over_replicas, replicas)
         for definition in self._definition.library.function:
             tf_internals.register_function(definition)
 
@@ -234,6 +250,7 @@ class _Body:
             return_elements=imported,
             name="",
         )
+        independent(current, self._definition)
         given.update(zip(imported, made or (), strict=True))
         return [given[tensor_name(graph, t)] for t in self._wanted]
 

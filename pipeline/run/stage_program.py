@@ -16,6 +16,7 @@ from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.run.early_sums import EarlySums, plan_early_sums
 from smp_tf.pipeline.run.microbatch_sums import MicrobatchSums, WantedSums, sums_of, sums_of_functions
 from smp_tf.pipeline.run.reduction import Bucket, Reduction, when_of
+from smp_tf.pipeline.run.replica_sums import ReplicaEnds, ReplicaSum, sums_in
 from smp_tf.pipeline.run.segment_function import SegmentFunction, Summing, build_segment_function
 from smp_tf.pipeline.run.step_tasks import StageTasks, add_stage_tasks, edges_of
 from smp_tf.pipeline.task import Program, Task
@@ -29,11 +30,13 @@ class Endpoint:
         number: number of the program, equal on all ranks. It is the first part of every message's tag.
         stage: the stage of this rank.
         ranks: world rank of every stage of this replica.
+        replicas: whom sums over the replicas within segments are made with; None where there are none.
     """
 
     number: int
     stage: int
     ranks: tuple[int, ...]
+    replicas: ReplicaEnds | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,12 @@ class StageProgram:
         """Returns the buckets that this stage averages over the replicas, by the numbers of the REDUCE tasks."""
         return self.reduction.buckets if self.reduction is not None else ()
 
+    @property
+    def replica_sums(self) -> tuple[ReplicaSum, ...]:
+        """Returns the sums over the replicas that this stage makes for each microbatch."""
+        segments = self.split.segments_of(self.stage).values()
+        return tuple(each for segment in segments for each in sums_in(self.split.graph, segment))
+
     def function_of(self, task: Task) -> SegmentFunction | None:
         """Returns the function that a compute task calls; None where it has nothing to do."""
         if self.last is not None and task == self.last[0]:
@@ -129,7 +138,7 @@ def build_stage_program(
     if averaging is not None:
         assert averaging.reduce is not None
         reduction = Reduction(averaging.reduce, averaging.gradients, buckets[end.stage])
-    tracing = _Tracing(split, split.segments_of(end.stage), variables, made, xla, samples)
+    tracing = _Tracing(split, split.segments_of(end.stage), variables, made, end.replicas, xla, samples)
     last: tuple[Task, SegmentFunction] | None = None
     # A function that XLA compiles gives nothing before it ends.
     if reduction is not None and not xla:
@@ -153,6 +162,7 @@ class _Tracing:
         segments: of the stage, by visit.
         variables: the variables whose handles this rank may use, by index in the op graph.
         sums: the sums over the microbatches that it makes.
+        replicas: whom sums over the replicas are made with; None where there are none.
         xla: compile the functions with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open.
     """
@@ -161,6 +171,7 @@ class _Tracing:
     segments: Mapping[Visit, Segment]
     variables: Mapping[int, tf.Variable]
     sums: MicrobatchSums
+    replicas: ReplicaEnds | None
     xla: bool
     samples: int
 
@@ -183,6 +194,7 @@ class _Tracing:
                 t for t in segment.outputs if t not in taken or t in sums.kept or _is_read(self.split, others, t)
             ),
             summing=Summing(own, sums.is_weighted, early, sums.tensors, sums.device),
+            replicas=self.replicas,
             xla=self.xla,
             samples=self.samples,
         )

@@ -14,11 +14,20 @@ from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.programs.input_checks import add_input_checks
 from smp_tf.pipeline.programs.logs import add_joins, add_logs
 from smp_tf.pipeline.programs.reductions import add_reductions, check_replicas
+from smp_tf.pipeline.programs.replica_order import check_replica_order
 from smp_tf.pipeline.programs.updates import add_updates
 from smp_tf.pipeline.programs.weights_of_replicas import add_weights_of_replicas
 from smp_tf.pipeline.run.early_sums import plan_early_sums, with_shares
 from smp_tf.pipeline.run.microbatch_sums import summed_of, sums_of_functions
-from smp_tf.pipeline.run.reduction import Averaging, Bucket, group_gradients, plan_buckets, plan_sparse_buckets
+from smp_tf.pipeline.run.reduction import (
+    Averaging,
+    Bucket,
+    group_gradients,
+    plan_buckets,
+    plan_sparse_buckets,
+    when_of,
+)
+from smp_tf.pipeline.run.replica_sums import sums_in
 from smp_tf.pipeline.schedules.schedule import add_transfers, program_of
 from smp_tf.pipeline.task import BucketMakers, Edge, Program
 
@@ -208,12 +217,19 @@ def trained_bytes(split: Split) -> tuple[int, ...]:
 
 
 def check_other_replicas(
-    split: Split, program: Program, schedule: str, most: int, tasks: StageTasks, keep: frozenset[int] = frozenset()
+    split: Split,
+    program: Program,
+    schedule: str,
+    most: int,
+    tasks: StageTasks,
+    keep: frozenset[int] = frozenset(),
+    replicas: int = 2,
 ) -> None:
     """Raises an error unless a replica averages in the order of those with the most microbatches.
 
     A replica with a smaller batch runs fewer microbatches. Each compares its own lists with those for the one number
-    that all know. So all replicas agree where each of them does.
+    that all know. So all replicas agree where each of them does. Sums over the replicas within tasks are checked for
+    all numbers that the others may have.
 
     Args:
         split: the cut step.
@@ -222,12 +238,20 @@ def check_other_replicas(
         most: the largest number of microbatches that a replica runs.
         tasks: what the stages do once a step.
         keep: positions of gradient outputs whose value per microbatch is wanted besides their sum.
+        replicas: number of replicas.
 
     Raises:
         ProgramError: the orders differ. The message says who waits for whom.
     """
     if program.microbatches == most:
         return
+    edges = edges_of(split)
     others, _ = add_stage_tasks(split, plan_program(split, schedule, most), tasks, keep)
-    check(others, edges_of(split))
+    check(others, edges)
     check_replicas([program, others])
+    with_sums = {visit for visit, segment in split.segments.items() if sums_in(split.graph, segment)}
+    if with_sums:
+        # Of several others, nobody knows how many microbatches each runs. Those with the most know nothing of this one.
+        numbers = (program.microbatches, most) if replicas == 2 else range(1, most + 1)
+        every = [plan_program(split, schedule, number) for number in numbers]
+        check_replica_order(every, edges, lambda task: when_of(task) in with_sums)

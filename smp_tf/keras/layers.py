@@ -31,6 +31,10 @@ from smp_tf.partition.trace.trace import Recorder
 
 #: The class of all layers that look up words or numbers in a vocabulary.
 _Lookup: type[Any] = next(kind for kind in tf_keras.layers.StringLookup.__mro__ if "set_vocabulary" in vars(kind))
+#: The class of all layers that normalize by moments of their batch.
+_Normalization: type[Any] = next(
+    kind for kind in tf_keras.layers.BatchNormalization.__mro__ if "_sync_calculate_mean_and_var" in vars(kind)
+)
 
 
 def is_model(value: Any) -> bool:
@@ -137,6 +141,11 @@ def makers_of_read_variables() -> list[Place]:
 def adapting_methods() -> list[Place]:
     """Returns methods by which layers adapt to data, with functions of their own over their variables."""
     return [(tf_keras.layers.experimental.preprocessing.PreprocessingLayer, "adapt")]
+
+
+def methods_of_synchronized_moments() -> list[Place]:
+    """Returns the methods by which layers take mean and variance of what all processes have."""
+    return [(_Normalization, "_sync_calculate_mean_and_var")]
 
 
 def readers_of_values() -> tuple[list[Place], list[Place]]:

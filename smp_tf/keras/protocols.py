@@ -75,6 +75,9 @@ class Layers(Protocol):
     def adapting_methods(self) -> list[Place]:
         """Returns methods by which layers adapt to data, with functions of their own over their variables."""
 
+    def methods_of_synchronized_moments(self) -> list[Place]:
+        """Returns the methods by which layers take mean and variance of what all processes have."""
+
     def readers_of_values(self) -> tuple[list[Place], list[Place]]:
         """Returns the functions that give the value of a variable, and those that give values of several."""
 

@@ -5,7 +5,9 @@
     replicas of one partition          every process runs it, once for each microbatch, as without smp_tf  ─▶ nothing
       its gradient is another on       no two processes trace one step                                  ─▶ an error
       every process
-    BatchNormalization(synchronized)   Keras asks tf.distribute for other processes, and finds none     ─▶ told once
+    sums over replicas of a microbatch, within segments of the step                                     ─▶ nothing
+      in a choice, a loop or a         such a function runs as one op, and is not cut                   ─▶ an error
+      function of the step
 
 The functions of the module `horovod.tensorflow` are refused by name (horovod_scope.py). Here the graph is checked, with
 the functions and loops that its ops run. So it does not matter how an op came there.
@@ -13,12 +15,12 @@ the functions and loops that its ops run. So it does not matter how an op came t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable
 
 from smp_tf.errors import StepError
 from smp_tf.partition.graph.node_def import attributes, function_names, functions
 from smp_tf.partition.graph.op_graph import Node, OpGraph
+from smp_tf.partition.graph.op_kinds import SUM_OVER_REPLICAS
 
 #: The begins of the types of ops in which a process waits for others: TensorFlow's own, and those of libraries.
 _PREFIXES = ("Horovod", "Collective", "Nccl", "_Nccl", "Byteps", "DTensor", "XlaAllReduce", "XlaReduceScatter")
@@ -52,7 +54,7 @@ def refuse_what_hangs(graph: OpGraph, step: str, partitions: int, replicas: int)
     """
     if partitions * replicas == 1:
         return
-    containing = _functions_with_collectives(graph.library)
+    containing = _functions_with(is_collective, graph.library)
     if not containing and not any(map(is_collective, {node.op for node in graph.nodes})):
         return
     differentiated = {node.forward_of for node in graph.nodes if node.forward_of is not None}
@@ -60,11 +62,12 @@ def refuse_what_hangs(graph: OpGraph, step: str, partitions: int, replicas: int)
         op = _collective_of(node, containing)
         if op is None:
             continue
-        way_out = _way_out(graph.calls[node.call].class_name)
         if partitions > 1:
             raise StepError(
                 f"{_place(graph, node, op, step)}. In it a process waits for others, and in a model of {partitions} "
-                f"partitions only the ranks of this layer's stage run it: the others never come to it. {way_out}"
+                f"partitions only the ranks of this layer's stage run it: the others never come to it. Leave it out: "
+                f"gradients are averaged over the replicas without it, and what the step returns can be reduced after "
+                f"the step. With partitions = 1 it works as it is."
             )
         if op in _UNLIKE_GRADIENTS and number in differentiated:
             raise StepError(
@@ -81,12 +84,36 @@ def _collective_of(node: Node, containing: dict[str, str]) -> str | None:
     return next((containing[name] for name in names if name in containing), None)
 
 
-def _functions_with_collectives(library: bytes) -> dict[str, str]:
-    """Returns the functions of a library that run such an op, themselves or in what they call, with the op's type."""
+def refuse_sums_in_functions(graph: OpGraph, step: str) -> None:
+    """Raises an error where a layer takes moments over the replicas in a function that the step runs as one op.
+
+    Args:
+        graph: the traced step.
+        step: name of the step.
+
+    Raises:
+        StepError: there is such a layer.
+    """
+    containing = _functions_with(lambda op: op == SUM_OVER_REPLICAS, graph.library)
+    for node in graph.nodes if containing else ():
+        names = function_names(attributes(node))
+        if any(name in containing for name in names):
+            call = graph.calls[node.call]
+            where = f"layer {call.path!r} ({call.class_name})" if call.path else "what is outside its models"
+            raise StepError(
+                f"In step {step!r}, {where} takes moments over the samples of all replicas within the function that "
+                f"{node.name!r} ({node.op}) runs: a tf.cond, a loop or a compiled function. Such a function runs as "
+                f"one op, in which replicas cannot wait for each other. Call the layer outside of it, or leave out "
+                f"synchronized."
+            )
+
+
+def _functions_with(is_wanted: Callable[[str], bool], library: bytes) -> dict[str, str]:
+    """Returns the functions of a library that run an op of a wanted type, themselves or in what they call, with it."""
     bodies = functions(library)
     found = {}
     for name, body in bodies.items():
-        op = next((node.op for node in body.node_def if is_collective(node.op)), None)
+        op = next((node.op for node in body.node_def if is_wanted(node.op)), None)
         if op is not None:
             found[name] = op
     calls = {
@@ -110,49 +137,3 @@ def _place(graph: OpGraph, node: Node, op: str, step: str) -> str:
     where = f"in layer {call.path!r} ({call.class_name})" if call.path else "outside its models"
     within = "" if op == node.op else f", within the function that {node.name!r} runs"
     return f"Step {step!r} has an op {op} {where}{within}"
-
-
-def _way_out(class_name: str) -> str:
-    if class_name == "SyncBatchNormalization":
-        return (
-            "Take BatchNormalization in its place, whose statistics are those of each microbatch on each replica, or a "
-            "normalization that does not mix samples, such as LayerNormalization or GroupNormalization; with "
-            "partitions = 1 it works as it is."
-        )
-    return (
-        "Leave it out: gradients are averaged over the replicas without it, and what the step returns can be reduced "
-        "after the step. With partitions = 1 it works as it is."
-    )
-
-
-def words_on_synchronized(graph: OpGraph, models: Iterable[Any], microbatches: int, replicas: int) -> str | None:
-    """Returns a message about layers that should share the statistics of their batch with other processes.
-
-    Args:
-        graph: a traced step.
-        models: Keras models that it calls.
-        microbatches: number of microbatches that a batch is cut into.
-        replicas: number of processes that have parts of a batch.
-
-    Returns:
-        The message; None where there is no such layer, or its statistics are those of the whole batch.
-    """
-    # Going through all parts of the models takes longer than seeing that none has such statistics.
-    if microbatches == replicas == 1 or not any("moving_mean" in variable.name for variable in graph.variables):
-        return None
-    layers = {
-        id(layer): layer.name
-        for model in models
-        for layer in model.submodules
-        if getattr(layer, "synchronized", False) is True and hasattr(layer, "moving_mean")
-    }
-    if not layers:
-        return None
-    first, *others = layers.values()
-    more = f" (and {len(others)} more)" if others else ""
-    return (
-        f"Layer {first!r}{more} asks for synchronized statistics, which Keras makes with tf.distribute alone. Here "
-        f"they are those of each microbatch on each replica, as of any BatchNormalization. One microbatch, and "
-        f"larger batches on each replica, come closer; GroupNormalization and LayerNormalization do not need a batch; "
-        f"with partitions = 1, hvd.SyncBatchNormalization takes the statistics over all replicas."
-    )

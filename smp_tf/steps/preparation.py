@@ -24,6 +24,7 @@ from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.run.microbatch_sums import WantedSums
 from smp_tf.pipeline.run.reduction import Averaging
+from smp_tf.pipeline.run.replica_sums import replica_sums
 from smp_tf.pipeline.run.stage_program import Endpoint, StageProgram, build_stage_program
 from smp_tf.pipeline.run.step_tasks import StageTasks, Updates, check_other_replicas, plan_program
 from smp_tf.pipeline.schedules.schedule import is_named
@@ -37,6 +38,7 @@ from smp_tf.replicas.sums import BucketSums
 from smp_tf.sharding import layouts
 from smp_tf.sharding.receivers import Applied, known_gradients
 from smp_tf.steps.ownership import AgreedReceivers, Ownership, decide_owners
+from smp_tf.steps.sums_in_steps import ends_of
 from smp_tf.steps.trace import Examined, StepTrace
 from smp_tf.variables.fetch import WRITER
 from smp_tf.variables.host_offload import device_of_gradients
@@ -140,8 +142,9 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
             known_as=step.known_as,
         )
     cut = cut_by_plan(graph, plan, step.request.outputs.local, step.request.outputs.composites)
-    # A step that takes gradients only for itself, such as for a metric of their norm, averages nothing.
-    if topology.replicas > 1 and any(output.is_gradient for output in cut.outputs):
+    # A step that takes gradients only for itself, such as for a metric of their norm, averages nothing. Replicas wait
+    # for each other in sums within a step, too.
+    if topology.replicas > 1 and (any(output.is_gradient for output in cut.outputs) or replica_sums(cut.graph)):
         know_averaging(number, step.known_as, everywhere=everywhere)
     if step.decides or any(model._smp_store.is_new for model in step.traced.models):
         plan = memory_forecast.with_exact_transfers(plan, cut, step.request)
@@ -245,13 +248,19 @@ def stage_program(
     program = build_stage_program(
         cut,
         plan_program(cut, schedule, step.batch.microbatches),
-        Endpoint(agreed.number, topology.stage, tuple(topology.members(CommGroup.PP_GROUP))),
+        Endpoint(
+            agreed.number,
+            topology.stage,
+            tuple(topology.members(CommGroup.PP_GROUP)),
+            ends_of(cut.graph, step.known_as),
+        ),
         owned.variables,
         tasks=tasks,
         sums=WantedSums(kept, step.batch.size is None or topology.replicas > 1, device_of_gradients()),
         xla=xla,
         samples=step.batch.samples,
     )
-    if weighs and is_named(schedule):
-        check_other_replicas(cut, program.planned, schedule, config.microbatches, tasks, kept)
+    if (weighs or program.end.replicas is not None) and is_named(schedule):
+        most, replicas = config.microbatches, topology.replicas
+        check_other_replicas(cut, program.planned, schedule, most, tasks, kept, replicas)
     return program

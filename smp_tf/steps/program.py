@@ -34,6 +34,7 @@ from smp_tf.steps.input_check import add_input_check
 from smp_tf.steps.outputs import DescribedOutputs, FlatOutputs, packed
 from smp_tf.steps.replica_check import ReplicaCheck
 from smp_tf.steps.sequel import Sequel
+from smp_tf.steps.sums_in_steps import call_number
 from smp_tf.tf_internals import named, op_by_op
 from smp_tf.variables import step_seeds
 
@@ -209,7 +210,12 @@ class SplitProgram:
             self.lowered.captures,
             seed,
             weights,
-            CallersPart(told.write if told is not None else None, check, self._sparse_sums(weights, sparse)),
+            CallersPart(
+                told.write if told is not None else None,
+                check,
+                self._sparse_sums(weights, sparse),
+                lambda step: call_number(self.known_as, step),
+            ),
         )
         if any(output.is_gradient for output in program.split.outputs):
             first_steps.watch(program.number, self.plan, self.expected)

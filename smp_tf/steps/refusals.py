@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from smp_tf.announce import announce
 from smp_tf.batch.cut_batch import CutBatch
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
@@ -32,9 +31,7 @@ def refuse(step: str, traced: StepTrace, batch: CutBatch, *, of_keras: bool, xla
     _refuse_what_needs_no_model(step, graph)
     _refuse_gradients_of_states(step, graph, batch.microbatches)
     collectives_in_steps.refuse_what_hangs(graph, step, stages, topology.replicas)
-    words = collectives_in_steps.words_on_synchronized(graph, traced.models, batch.microbatches, topology.replicas)
-    if words is not None:
-        announce(words, topology.rank)
+    collectives_in_steps.refuse_sums_in_functions(graph, step)
     if xla and running.config.gradient_offload and graph.gradients:
         raise StepError(
             f"Step {step!r} has jit_compile=True, and gradient_offload adds gradients up on the host: XLA compiles a "

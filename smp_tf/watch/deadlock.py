@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smp_tf.errors import RankMismatchError
-from smp_tf.ops.transport import MESSAGE_PROGRAM
+from smp_tf.ops.transport import MESSAGE_PROGRAM, REPLICA_PROGRAMS
 
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
@@ -125,7 +125,8 @@ def stuck_waits(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
     """
     if not status["in_step"]:
         return []
-    return [w for w in status["waits"] if w["program"] == status["program"] and w["seconds"] > stuck]
+    waits = (w for w in status["waits"] if w["program"] == status["program"] or w["program"] in REPLICA_PROGRAMS)
+    return [w for w in waits if w["seconds"] > stuck]
 
 
 def stuck_messages(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:

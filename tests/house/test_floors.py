@@ -42,7 +42,7 @@ USES = {
     "recording": "ground files job ops partition partition.plan partition.split pipeline pipeline.measure "
     "pipeline.programs pipeline.run",
     "variables": "ground files keras job ops partition pipeline.run",
-    "replicas": "ground config job collectives variables partition pipeline.run",
+    "replicas": "ground config keras job collectives variables ops partition pipeline.run",
     "batch": "ground replicas partition partition.trace",
     "sharding": "ground keras job collectives variables replicas partition partition.graph partition.place "
     "partition.split pipeline.run pipeline pipeline.programs",

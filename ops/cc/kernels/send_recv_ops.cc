@@ -1,4 +1,5 @@
-// SmpSend and SmpRecv: thin asynchronous kernels over the transport.
+// SmpSend and SmpRecv: thin asynchronous kernels over the transport. SmpSendInCall and
+// SmpRecvInCall are the same in a function that is called for each microbatch.
 //
 // A send lends the tensor's own memory to the transport; a receive allocates its output when the
 // header has come, so that a large message lands in it without another copy.
@@ -34,10 +35,18 @@ absl::Status Sendable(Context* context) {
                                     tf::DataTypeString(type));
 }
 
-absl::Status ScalarStep(InferenceContext* c, int input) {
+absl::Status ScalarNumbers(InferenceContext* c, int first) {
   TF_RETURN_IF_ERROR(Sendable(c));
-  ShapeHandle unused;
-  return c->WithRank(c->input(input), 0, &unused);
+  for (int input = first; input < c->num_inputs(); ++input) {
+    ShapeHandle unused;
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(input), 0, &unused));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Received(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(SetKnownShape(c));
+  return ScalarNumbers(c, 0);
 }
 
 REGISTER_OP("SmpSend")
@@ -50,7 +59,7 @@ REGISTER_OP("SmpSend")
     .Attr("microbatch: int >= 0")
     .Attr("label: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return ScalarStep(c, 1); })
+    .SetShapeFn([](InferenceContext* c) { return ScalarNumbers(c, 1); })
     .Doc("Sends a tensor to a rank; done when the memory of the tensor is no longer needed.");
 
 REGISTER_OP("SmpRecv")
@@ -64,11 +73,35 @@ REGISTER_OP("SmpRecv")
     .Attr("microbatch: int >= 0")
     .Attr("label: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(SetKnownShape(c));
-      return ScalarStep(c, 0);
-    })
+    .SetShapeFn(Received)
     .Doc("Receives the tensor that a rank sends under the same program, step, edge, microbatch.");
+
+REGISTER_OP("SmpSendInCall")
+    .Input("tensor: T")
+    .Input("step: int64")
+    .Input("microbatch: int64")
+    .Attr("T: type")
+    .Attr("dest: int >= 0")
+    .Attr("program: int >= 0")
+    .Attr("edge: int >= 0")
+    .Attr("label: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return ScalarNumbers(c, 1); })
+    .Doc("As SmpSend, in a function that is called for each microbatch.");
+
+REGISTER_OP("SmpRecvInCall")
+    .Input("step: int64")
+    .Input("microbatch: int64")
+    .Output("tensor: T")
+    .Attr("T: type")
+    .Attr("shape: shape")
+    .Attr("src: int >= 0")
+    .Attr("program: int >= 0")
+    .Attr("edge: int >= 0")
+    .Attr("label: string")
+    .SetIsStateful()
+    .SetShapeFn(Received)
+    .Doc("As SmpRecv, in a function that is called for each microbatch.");
 
 class SmpSendOp : public tf::AsyncOpKernel {
  public:
@@ -92,7 +125,7 @@ class SmpSendOp : public tf::AsyncOpKernel {
     smp_send_params params{};
     params.id = call->id();
     params.destination = static_cast<uint32_t>(message_.peer);
-    params.key = message_.Key(context->input(1).scalar<int64_t>()());
+    params.key = message_.Key(context, 1);
     params.dtype = tensor.dtype();
     params.ndim = tensor.dims();
     params.dims = dims;
@@ -129,12 +162,12 @@ class SmpRecvOp : public tf::AsyncOpKernel {
     auto call = std::make_unique<ReceiveCall>(context, done);
     OP_REQUIRES_ASYNC(context, call->transport() != nullptr, NoTransport(), done);
     call->kernel = this;
-    call->step = context->input(0).scalar<int64_t>()();
+    call->key = message_.Key(context, 0);
 
     smp_recv_params params{};
     params.id = call->id();
     params.source = static_cast<uint32_t>(message_.peer);
-    params.key = message_.Key(call->step);
+    params.key = call->key;
     params.label = message_.label.c_str();
     params.allocate = &SmpRecvOp::Allocate;
     params.done = &TransportCall::Done;
@@ -149,7 +182,7 @@ class SmpRecvOp : public tf::AsyncOpKernel {
   struct ReceiveCall : TransportCall {
     using TransportCall::TransportCall;
     const SmpRecvOp* kernel = nullptr;
-    int64_t step = 0;
+    smp_key key{};
   };
 
   static int Allocate(void* arg, const smp_message_info* info, smp_buffer* buffer, char* error,
@@ -174,8 +207,8 @@ class SmpRecvOp : public tf::AsyncOpKernel {
           "SmpRecv '" + message_.label + "' expects " + tf::DataTypeString(dtype_) +
           shape_.DebugString() + " but rank " + std::to_string(message_.peer) + " sent '" +
           info.label + "' as " + tf::DataTypeString(sent_type) + sent.DebugString() + " (step " +
-          std::to_string(call->step) + ", edge " + std::to_string(message_.edge) + ", microbatch " +
-          std::to_string(message_.microbatch) +
+          std::to_string(call->key.step) + ", edge " + std::to_string(call->key.edge) +
+          ", microbatch " + std::to_string(call->key.microbatch) +
           "): both ranks must run the same plan on the same batch shape");
     }
     tf::Tensor* output = nullptr;
@@ -200,6 +233,8 @@ class SmpRecvOp : public tf::AsyncOpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("SmpSend").Device(tf::DEVICE_CPU), SmpSendOp);
 REGISTER_KERNEL_BUILDER(Name("SmpRecv").Device(tf::DEVICE_CPU), SmpRecvOp);
+REGISTER_KERNEL_BUILDER(Name("SmpSendInCall").Device(tf::DEVICE_CPU), SmpSendOp);
+REGISTER_KERNEL_BUILDER(Name("SmpRecvInCall").Device(tf::DEVICE_CPU), SmpRecvOp);
 
 }  // namespace
 }  // namespace smp

@@ -1,4 +1,5 @@
-// What SmpSend and SmpRecv share: the attributes that name a message, and one call of a kernel.
+// What the ops that send and receive share: the attributes that name a message, and one call of a
+// kernel.
 #ifndef SMP_TF_OPS_CC_KERNELS_TRANSPORT_CALL_H_
 #define SMP_TF_OPS_CC_KERNELS_TRANSPORT_CALL_H_
 
@@ -14,25 +15,34 @@
 
 namespace smp {
 
-// Which message an op sends or awaits, from its attributes.
+// Which message an op sends or awaits, from its attributes and inputs. An op of a function that is
+// called for each microbatch has the microbatch's number as an input, behind that of the step.
 struct MessageAttributes {
   int64_t peer = 0;
   int64_t program = 0;
   int64_t edge = 0;
   int64_t microbatch = 0;
+  bool has_microbatch = false;
   std::string label;
 
   MessageAttributes(tensorflow::OpKernelConstruction* context, const char* peer_attribute) {
     OP_REQUIRES_OK(context, context->GetAttr(peer_attribute, &peer));
     OP_REQUIRES_OK(context, context->GetAttr("program", &program));
     OP_REQUIRES_OK(context, context->GetAttr("edge", &edge));
-    OP_REQUIRES_OK(context, context->GetAttr("microbatch", &microbatch));
+    has_microbatch = context->HasAttr("microbatch");
+    if (has_microbatch) {
+      OP_REQUIRES_OK(context, context->GetAttr("microbatch", &microbatch));
+    }
     OP_REQUIRES_OK(context, context->GetAttr("label", &label));
   }
 
-  smp_key Key(int64_t step) const {
+  // `step_input` is the place of the step's number among the inputs.
+  smp_key Key(tensorflow::OpKernelContext* context, int step_input) const {
+    const int64_t step = context->input(step_input).scalar<int64_t>()();
+    const int64_t number =
+        has_microbatch ? microbatch : context->input(step_input + 1).scalar<int64_t>()();
     return {static_cast<uint64_t>(program), step, static_cast<uint64_t>(edge),
-            static_cast<uint64_t>(microbatch)};
+            static_cast<uint64_t>(number)};
   }
 };
 

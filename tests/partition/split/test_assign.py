@@ -219,7 +219,7 @@ def test_a_layer_that_computes_a_mask_from_the_arguments_is_copied_like_any_chea
     assert table(placed(b.graph(mask), {"net/mask": 1}, 2))[-1] == "NotEqual_2 free"
 
 
-@pytest.mark.parametrize("op", ["MatMul", "Conv2D", "PartitionedCall", "While", "StatelessIf"])
+@pytest.mark.parametrize("op", ["MatMul", "Conv2D", "PartitionedCall", "While", "StatelessIf", "SmpSumOverReplicas"])
 def test_what_costs_is_not_copied(op: str) -> None:
     b, (_, z), _ = two_layers()
     heavy = b.add(op, b.argument())

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.graph.op_kinds import SUM_OVER_REPLICAS
 from smp_tf.partition.split.assign import assign
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.split.splitter import split
@@ -125,6 +126,18 @@ def test_what_has_an_effect_is_not_made_again() -> None:
     graph = b.graph(gradient)
     group_of = {tensor.node: 0 for tensor in (drawn, y, gradient)}
     assert remade_nodes(graph, group_of) == {y.node}
+
+
+def test_a_sum_over_the_replicas_is_not_made_again() -> None:
+    """The others would have to make it again at the same time."""
+    b = GraphBuilder()
+    x = b.argument((4, 8))
+    call = b.call("net", class_name="Model")
+    summed = b.add(SUM_OVER_REPLICAS, x, call=call, shape=(4, 8))
+    y = b.add("Relu", summed, call=call, shape=(4, 8))
+    gradient = b.add("ReluGrad", y, y, call=call, shape=(4, 8), backward=True)
+    graph = b.graph(gradient)
+    assert remade_nodes(graph, {tensor.node: 0 for tensor in (summed, y, gradient)}) == {y.node}
 
 
 def test_control_edges_between_layers_make_no_cycle() -> None:

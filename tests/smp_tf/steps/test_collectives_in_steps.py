@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
 import tf_keras
-from horovod.tensorflow import mpi_ops, sync_batch_norm
+from horovod.tensorflow import mpi_ops
 
 import smp_tf as smp
 from smp_tf.errors import StepError
+from smp_tf.job import runtime
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.steps import collectives_in_steps
-from smp_tf.steps.collectives_in_steps import refuse_what_hangs
-from tests.partition.op_graph_builder import GraphBuilder
+from smp_tf.steps.collectives_in_steps import refuse_sums_in_functions, refuse_what_hangs
 
 
 class Net(smp.DistributedModel):
@@ -100,20 +99,6 @@ def test_an_op_that_waits_for_other_processes_is_refused_in_a_split_model(init: 
     refuse_what_hangs(graph, "train", 1, 2)
 
 
-def test_horovods_normalization_is_refused_in_a_split_model(
-    init: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It once hung there; between replicas of a whole model it is right."""
-    init(microbatches=2)
-    monkeypatch.setattr(sync_batch_norm, "size", lambda: 2)
-    graph = traced(hvd.SyncBatchNormalization())
-    with pytest.raises(
-        StepError, match=r"'net/sync_batch_normalization' \(SyncBatchNormalization\)\. .* LayerNormalization or "
-    ):
-        refuse_what_hangs(graph, "train", 2, 2)
-    refuse_what_hangs(graph, "train", 1, 2)
-
-
 @pytest.mark.parametrize(
     ("function", "op"),
     [(mpi_ops.allgather, "HorovodAllgather"), (lambda x: mpi_ops.broadcast(x, 0), "HorovodBroadcast")],
@@ -152,39 +137,25 @@ def test_a_split_model_is_looked_at_when_its_step_is_traced(
     assert asked == [("step", 1, 1)]
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_statistics_that_are_asked_for_of_other_processes_are_said_to_be_not(
-    init: Callable[..., None], capfd: pytest.CaptureFixture[str], older: bool
+def in_a_choice(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: function(x), lambda: x)
+
+
+def twice(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda x: tf.while_loop(lambda n, y: n < 2, lambda n, y: (n + 1, function(y)), [0, x])[1]
+
+
+@pytest.mark.parametrize("around", [in_a_choice, twice])
+def test_moments_over_replicas_in_a_function_are_refused(
+    init: Callable[..., None], monkeypatch: pytest.MonkeyPatch, around: Callable[[Any], Any]
 ) -> None:
-    """They were once those of each microbatch on each replica without a word."""
+    """The function would run as one op, without the sends and receives that are written into a segment."""
     init(microbatches=2)
-    if older:
-        layer = tf_keras.layers.experimental.SyncBatchNormalization(name=f"norm_{older}")
-    else:
-        layer = tf_keras.layers.BatchNormalization(synchronized=True, name=f"norm_{older}")
-    model = Net(layer)
-
-    @smp.step
-    def step(x: tf.Tensor) -> Any:
-        return model(x, training=True)
-
-    step(tf.ones([4, 2]))
-    step(tf.ones([6, 2]))
-    said = [line for line in capfd.readouterr().err.splitlines() if "synchronized" in line]
-    assert said == [
-        f"smp_tf: Layer 'norm_{older}' asks for synchronized statistics, which Keras makes with tf.distribute alone. "
-        "Here they are those of each microbatch on each replica, as of any BatchNormalization. One microbatch, and "
-        "larger batches on each replica, come closer; GroupNormalization and LayerNormalization do not need a batch; "
-        "with partitions = 1, hvd.SyncBatchNormalization takes the statistics over all replicas."
-    ]
-
-
-def test_one_microbatch_in_one_process_is_the_whole_batch() -> None:
-    model = tf_keras.Sequential([tf_keras.layers.BatchNormalization(synchronized=True, input_shape=(2,))])
-    builder = GraphBuilder()
-    builder.variable("net/norm/moving_mean", (2,))
-    graph = builder.graph()
-    assert collectives_in_steps.words_on_synchronized(graph, [model], 1, 1) is None
-    assert collectives_in_steps.words_on_synchronized(graph, [model], 1, 2) is not None
-    plain = tf_keras.Sequential([tf_keras.layers.BatchNormalization(input_shape=(2,))])
-    assert collectives_in_steps.words_on_synchronized(graph, [plain], 4, 2) is None
+    monkeypatch.setattr(type(runtime.current().topology), "replicas", property(lambda self: 2))
+    norm = tf_keras.layers.BatchNormalization(synchronized=True)
+    norm.build((None, 3))
+    graph = traced(around(lambda x: norm(x, training=True)))
+    with pytest.raises(StepError, match=r"^In step 'train', layer 'net/lambda' \(Lambda\) takes moments over .* leave"):
+        refuse_sums_in_functions(graph, "train")
+    # What a tf.function does is done in the step itself.
+    refuse_sums_in_functions(traced(tf.function(lambda x: norm(x, training=True))), "train")

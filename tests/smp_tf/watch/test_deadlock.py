@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from smp_tf.errors import RankMismatchError
+from smp_tf.ops.transport import REPLICA_PROGRAMS
 from smp_tf.watch.deadlock import DeadlockWatch
 
 WAIT = {
@@ -67,6 +68,13 @@ def test_a_rank_that_waits_in_a_step_for_one_in_an_exchange_is_an_error() -> Non
         "waits for 'net/dense/Relu:0 (stage 1 to 0)' from rank 1. Every rank must call the same steps in the same "
         "order, and the ranks of a replica with batches of the same shapes."
     )
+
+
+def test_a_wait_for_another_replicas_part_of_a_sum_is_one_as_well() -> None:
+    looking = watch(Answers(changed(STUCK, program=REPLICA_PROGRAMS[5], label="moments of norm")))
+    looking.look()
+    with pytest.raises(RankMismatchError, match="is in step 7 and waits for 'moments of norm' from rank 1"):
+        looking.look()
 
 
 def test_a_send_that_nobody_takes_is_one_as_well() -> None:
