@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
@@ -312,3 +313,20 @@ def op_by_op() -> Iterator[None]:
         return
     with tf.xla.experimental.jit_scope(compile_ops=False):
         yield
+
+
+@contextlib.contextmanager
+def functions_checked(check: Callable[[Iterable[tf.Variable]], None]) -> Iterator[None]:
+    """Gives the variables of each `tf.function` that runs within its context to a function, before it runs."""
+    original = ConcreteFunction._call_flat
+
+    def checked(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            check(function.graph.variables)
+        return original(function, *args, **kwargs)
+
+    ConcreteFunction._call_flat = checked
+    try:
+        yield
+    finally:
+        ConcreteFunction._call_flat = original

@@ -20,6 +20,7 @@ from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
 
 from smp_tf.keras.patch import replaced
+from smp_tf.keras.serving import signature_of_fed
 from smp_tf.tf_internals import ResourceVariable
 
 
@@ -140,16 +141,19 @@ def read_weights(model: Any, path: str, skip_mismatch: bool, by_name: bool) -> N
     tf_keras.Model.load_weights(model, path, skip_mismatch=skip_mismatch, by_name=by_name)
 
 
-def write_model(model: Any, path: str, form: str) -> None:
+def write_model(model: Any, path: str, form: str, fed: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> None:
     """Writes a model without its optimizer.
 
     Args:
         model: the model.
         path: file or folder.
         form: "keras" (which has the optimizer's settings), "h5", or "tf" for a SavedModel.
+        fed: types of the arguments that the model was called with, positional ones and those by keyword. The signature
+            of a SavedModel takes them. None lets Keras choose.
     """
     options = {} if form == "keras" else {"include_optimizer": False}
-    tf_keras.models.save_model(model, path, save_format=form, **options)
+    with signature_of_fed(model, fed):
+        tf_keras.models.save_model(model, path, save_format=form, **options)
 
 
 def summary(model: Any, options: Mapping[str, Any]) -> list[str]:

@@ -82,9 +82,13 @@ def values_in_list(weight: Any) -> int:
     return 1 if is_variable(weight) else int(weight.num_tensors)
 
 
-def is_in_call() -> bool:
-    """Returns whether a Keras layer or model is being called in this thread."""
-    return bool(base_layer_utils.call_context().in_call)
+def layer_in_call() -> str | None:
+    """Returns the name of the layer or model that is being called in this thread; None where none is.
+
+    Where one calls another, it is the inner one.
+    """
+    context = base_layer_utils.call_context()
+    return str(context.layer.name) if context.in_call else None
 
 
 @contextlib.contextmanager
@@ -92,6 +96,7 @@ def tag_calls(
     recorder: Recorder,
     is_distributed: Callable[[Any], bool],
     around: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    note: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
 ) -> Iterator[None]:
     """Announces to the recorder, within its context, the call of every layer that a distributed model calls.
 
@@ -100,6 +105,7 @@ def tag_calls(
         is_distributed: returns whether a layer is a distributed model. Calls outside any such model are not announced.
         around: takes a layer that is called outside any such model, and returns the context to call it in. The context
             may announce the call of the model that the layer is part of.
+        note: takes each layer that is called so, with the arguments of the call.
     """
     original = tf_keras.layers.Layer.__call__
 
@@ -110,6 +116,8 @@ def tag_calls(
                 return tagged(layer, *args, **kwargs) if recorder.in_call else original(layer, *args, **kwargs)
         stage = placed_layers.stage_of(layer)
         with recorder.call(layer.name, type(layer).__name__, stage):
+            if note is not None:
+                note(layer, args, kwargs)
             return original(layer, *args, **kwargs)
 
     tf_keras.layers.Layer.__call__ = tagged

@@ -44,14 +44,15 @@ class Layers(Protocol):
     def values_in_list(self, weight: Any) -> int:
         """Returns how many values one of a layer's weights has in the list that Keras's `get_weights` gives."""
 
-    def is_in_call(self) -> bool:
-        """Returns whether a layer or model is being called in this thread."""
+    def layer_in_call(self) -> str | None:
+        """Returns the name of the layer or model that is being called in this thread; None where none is."""
 
     def tag_calls(
         self,
         recorder: Recorder,
         is_distributed: Callable[[Any], bool],
         around: Callable[[Any], AbstractContextManager[Any]] = contextlib.nullcontext,
+        note: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
     ) -> AbstractContextManager[None]:
         """Announces to a recorder, within its context, the call of every layer that a distributed model calls.
 
@@ -61,6 +62,7 @@ class Layers(Protocol):
                 announced.
             around: takes a layer that is called outside any such model, and returns the context to call it in. The
                 context may announce the call of the model that the layer is part of.
+            note: takes each layer that is called so, with the arguments of the call.
         """
 
     def seed_initializers(self, generator: random.Random) -> None:
@@ -256,13 +258,17 @@ class Archives(Protocol):
     def read_weights(self, model: Any, path: str, skip_mismatch: bool, by_name: bool) -> None:
         """Reads a model's weights from an HDF5 file or a model file."""
 
-    def write_model(self, model: Any, path: str, form: str) -> None:
+    def write_model(
+        self, model: Any, path: str, form: str, fed: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    ) -> None:
         """Writes a model without its optimizer.
 
         Args:
             model: the model.
             path: file or folder.
             form: "keras" (which has the optimizer's settings), "h5", or "tf" for a SavedModel.
+            fed: types of the arguments that the model was called with, positional ones and those by keyword. The
+                signature of a SavedModel takes them. None lets Keras choose.
         """
 
     def summary(self, model: Any, options: Mapping[str, Any]) -> list[str]:

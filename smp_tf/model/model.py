@@ -21,7 +21,8 @@ from smp_tf.optimizer.install import patch_keras
 from smp_tf.partition.layout import Layout
 from smp_tf.training.logs import average_now, summed_states
 from smp_tf.training.loops import predict_function, run_loop, test_function, train_function
-from smp_tf.variables.guarded import tracing_step
+from smp_tf.variables.fed_types import FedTypes
+from smp_tf.variables.guarded import building_model, tracing_step
 from smp_tf.variables.model_context import in_keras_loop, is_saving, step_being_traced
 from smp_tf.variables.models import register
 from smp_tf.variables.store import VariableStore
@@ -50,7 +51,7 @@ class _DeferredConstruction(type(Model)):  # type: ignore[misc]
         store = VariableStore(cls.__name__)
         # Keras calls the layers of a functional model in a graph of its own while the model is constructed. The rank
         # that will store a value reads it from the constructor's files.
-        with tf.variable_creator_scope(store.creator), tracing_step(), adapter.archives().values_read_late():
+        with tf.variable_creator_scope(store.creator), building_model(), adapter.archives().values_read_late():
             model = super().__call__(*args, **kwargs)
         model._smp_store.extend(store)
         register(model)
@@ -87,6 +88,7 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         """Makes the model and the store of its variables, which must exist before `__init__` runs."""
         model = super().__new__(cls, *args, **kwargs)
         object.__setattr__(model, "_smp_store", VariableStore(cls.__name__))
+        object.__setattr__(model, "_smp_fed", FedTypes())
         # The logs of its last batch that were results of metrics.
         object.__setattr__(model, "_smp_logs_of_metrics", frozenset())
         object.__setattr__(model, "_smp_states_of_all", frozenset())

@@ -185,6 +185,6 @@ def _model_file(model: SplitModel, path: str) -> None:
 
 def _saved_model(model: SplitModel, path: str) -> None:
     with save_structure():
-        adapter.archives().write_model(model._smp_keras_model, path, "tf")
+        adapter.archives().write_model(model._smp_keras_model, path, "tf", model._smp_fed.known)
     prefix = os.path.join(path, "variables", "variables")
     tf_checkpoint.replace_values(prefix, model._smp_keras_model, adapter.layers().variables_of(model))

@@ -20,7 +20,8 @@ class WrappedModel(DistributedModel):
     """
 
     def __init__(self, model: Any) -> None:
-        super().__init__()
+        # The wrapped model casts its inputs itself, where Keras does so.
+        super().__init__(autocast=False)
         if not adapter.layers().is_model(model):
             model = model()
             if not adapter.layers().is_model(model):

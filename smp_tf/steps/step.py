@@ -221,11 +221,14 @@ class Step:
             told = told_of_microbatches(self.name, batch.sizes) if batch.microbatches > 1 else contextlib.nullcontext()
             with told:
                 traced = self._trace(arguments, [microbatch_spec(each, batch.size) for each in batch.arguments])
+        calls = traced.calls
         examined = self._examined(traced, arguments, batch)
         is_one_piece = batch.microbatches == 1 and (runtime.current().config.partitions or 1) == 1
         traced = of_one_microbatch(examined.traced) if is_one_piece else examined.traced
         xla = runtime.current().config.xla if self._options.jit_compile is None else self._options.jit_compile
         refuse(self.name, traced, batch, of_keras=self._options.of_keras, xla=xla)
+        for model, types in calls:
+            model._smp_fed.note(types)
         examined = dataclasses.replace(examined, local=self._options.local_outputs + examined.local)
         step = preparation.unplanned(self.name, self._known_as, examined, batch, is_first=is_first)
         if self._is_whole(step, xla=xla):
@@ -356,6 +359,7 @@ class Step:
             lambda body, tensors: self._call(body, arguments.structure, tensors),
             autograph=self._options.autograph,
             name=self.name,
+            axes=[argument.axis for argument in cut_arguments(arguments, self._options)],
         )
 
     def _call(self, body: Callable[..., Any], structure: Mapping[str, Any], tensors: Sequence[Any]) -> Any:

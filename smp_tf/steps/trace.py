@@ -22,6 +22,7 @@ from smp_tf.partition.rewrite.state_reads import as_values, read_before
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
 from smp_tf.variables import guarded
+from smp_tf.variables.fed_types import Types, types_of
 from smp_tf.variables.model_context import set_step_being_traced
 from smp_tf.variables.models import SplitModel, is_distributed, model_with
 from smp_tf.variables.store import make_script_variable, store_of
@@ -33,6 +34,8 @@ class _OpenTrace:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.models: list[SplitModel] = []
+        self.calls: list[tuple[SplitModel, Types]] = []
+        self.axes: list[tuple[Any, int | None]] = []
         self._open: list[SplitModel] = []
 
     @contextlib.contextmanager
@@ -65,6 +68,15 @@ class _OpenTrace:
         with self.model_call(model), self.recorder.call(model.name, type(model).__name__):
             yield
 
+    def note_call(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes what a distributed model, or the model that it wraps, is called with."""
+        for model in self.models:
+            if layer is model._smp_keras_model:
+                self.calls.append((model, types_of(args, kwargs, self._axis_of)))
+
+    def _axis_of(self, tensor: Any) -> int | None:
+        return next((axis for argument, axis in self.axes if argument is tensor), None)
+
     def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """Makes a variable: without storage inside a model's call, at once elsewhere."""
         if self._open:
@@ -80,11 +92,13 @@ class StepTrace:
         trace: the trace itself.
         lowered: the op graph read off it, as traced, with what it captures and returns.
         models: the distributed models that it calls.
+        calls: the types that it calls them with.
     """
 
     trace: Trace
     lowered: Lowered
     models: list[SplitModel]
+    calls: Sequence[tuple[SplitModel, Types]] = ()
 
     @functools.cached_property
     def _rewritten(self) -> Rewritten:
@@ -178,6 +192,7 @@ def trace_step(
     *,
     autograph: bool,
     name: str,
+    axes: Sequence[int | None] = (),
 ) -> StepTrace:
     """Traces a step function for one microbatch.
 
@@ -187,6 +202,7 @@ def trace_step(
         call: calls the function, which AutoGraph may have converted, with its real signature, given the tensors.
         autograph: convert Python control flow over tensors.
         name: the step's name, for messages.
+        axes: the axis along which each tensor argument was cut; None where it was passed whole.
 
     Returns:
         The trace.
@@ -217,13 +233,17 @@ def trace_step(
                 guarded.tracing_step(),
                 tf.summary.record_if(no_summaries),
                 tf.variable_creator_scope(current.creator),
-                adapter.layers().tag_calls(recorder, is_distributed, current.layer_call),
+                adapter.layers().tag_calls(recorder, is_distributed, current.layer_call, current.note_call),
             ):
                 yield
         finally:
             set_step_being_traced(before)
 
-    traced = trace(function, specs, call, scopes=scopes, autograph=autograph, name=name)
+    def call_with_axes(body: Callable[..., Any], tensors: Sequence[Any]) -> Any:
+        open_traces[-1].axes = list(zip(tensors, axes, strict=False))
+        return call(body, tensors)
+
+    traced = trace(function, specs, call_with_axes, scopes=scopes, autograph=autograph, name=name)
     models = open_traces[-1].models
     if not models:
         raise StepError(
@@ -238,7 +258,8 @@ def trace_step(
         for variable in adapter.layers().variables_of(model):
             model._smp_store.adopt(variable)
     lowered = lower(traced, _describe)
-    return StepTrace(traced, dataclasses.replace(lowered, graph=as_values(lowered.graph)), models)
+    values = dataclasses.replace(lowered, graph=as_values(lowered.graph))
+    return StepTrace(traced, values, models, tuple(open_traces[-1].calls))
 
 
 def of_one_microbatch(traced: StepTrace) -> StepTrace:

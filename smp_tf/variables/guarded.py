@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -19,13 +19,14 @@ import tensorflow as tf
 from smp_tf import tf_internals
 from smp_tf.errors import OwnershipError
 from smp_tf.keras import adapter
-from smp_tf.variables import assigned_values, foreign_values
+from smp_tf.variables import assigned_values, foreign_values, refused_reads
 from smp_tf.variables.state import VariableState, set_initial_value
 
 
 class _Tracing(threading.local):
     depth = 0
     made_at_once = False
+    is_building = False
 
 
 _tracing = _Tracing()
@@ -40,6 +41,27 @@ def tracing_step() -> Iterator[None]:
         yield
     finally:
         _tracing.depth = before
+
+
+@contextlib.contextmanager
+def building_model() -> Iterator[None]:
+    """Does what `tracing_step` does while a model is constructed.
+
+    Raises:
+        OwnershipError: the script ran a function there that reads weights, which have no values yet.
+    """
+    before = _tracing.is_building
+    _tracing.is_building = True
+    try:
+        with tracing_step(), tf_internals.functions_checked(_check_runnable):
+            yield
+    finally:
+        _tracing.is_building = before
+
+
+def _check_runnable(variables: Iterable[tf.Variable]) -> None:
+    if _tracing.is_building and any(isinstance(v, _Guarded) and not v.smp_state.has_value for v in variables):
+        raise OwnershipError(refused_reads.run_while_building())
 
 
 @contextlib.contextmanager
@@ -62,29 +84,12 @@ def _check_readable(variable: Any, doing: str) -> None:
     state: VariableState = variable.smp_state
     if state.has_value or (_tracing.depth and not tf.executing_eagerly()):
         return
-    if state.owner is None:
-        raise OwnershipError(
-            f"Cannot {doing} variable {state.name!r} yet: which rank stores it is decided at the first call of a step, "
-            f"and it has no value before. Do this after the first step, or in a hook registered with "
-            f"smp.register_post_partition_hook."
-        )
-    where = f"partition {state.owner} owns it and only its rank stores it."
-    if doing != "read":
-        raise OwnershipError(
-            f"Cannot {doing} variable {state.name!r} in a tf.function here: {where} Outside a tf.function every "
-            f"rank may assign the same value: the rank that stores the variable takes it, and the others leave it out."
-        )
-    if adapter.layers().is_in_call():
-        raise OwnershipError(
-            f"Cannot read variable {state.name!r} here: {where} A layer or model of Keras's is called outside a step, "
-            f"and its layers are on several ranks. For a model of layers that a distributed model has trained, wrap it "
-            f"in smp.DistributedModel and use its predict, or call it in a step, on every rank."
-        )
-    raise OwnershipError(
-        f"Cannot read variable {state.name!r} here: {where} Outside a tf.function, "
-        f"tf.keras.backend.get_value(variable), layer.get_weights() and model.get_weights() tell its value to all, "
-        f"where every rank calls them. The variables that this rank stores are in model.local_variables."
-    )
+    layer = adapter.layers().layer_in_call()
+    if state.owner is not None:
+        raise OwnershipError(refused_reads.of_another_rank(state.name, layer, state.owner, doing))
+    if _tracing.is_building and doing == "read":
+        raise OwnershipError(refused_reads.while_building(state.name, layer))
+    raise OwnershipError(refused_reads.before_the_plan(state.name, layer, doing))
 
 
 def _check_fits(variable: Any, value: Any) -> None:

@@ -6,6 +6,7 @@ import weakref
 from typing import Any, Protocol, TypeGuard
 
 from smp_tf.partition.layout import Layout
+from smp_tf.variables.fed_types import FedTypes
 from smp_tf.variables.store import VariableStore
 
 
@@ -15,6 +16,7 @@ class SplitModel(Protocol):
     name: str
     built: bool
     _smp_store: VariableStore
+    _smp_fed: FedTypes
 
     @property
     def variables(self) -> list[Any]:

@@ -387,3 +387,26 @@ def test_ops_of_a_function_are_kept_out_until_the_context_ends() -> None:
 def test_eager_ops_run_in_it_as_ever() -> None:
     with tf_internals.op_by_op():
         assert float(tf.add(1.0, 1.0)) == 2.0
+
+
+def test_variables_of_functions_are_checked_before_these_run() -> None:
+    variable, seen, ran = tf.Variable(1.0), [], []
+
+    @tf.function
+    def function() -> tf.Tensor:
+        tf.py_function(lambda: ran.append("body"), [], [])
+        return variable + 1.0
+
+    def check(variables: Any) -> None:
+        seen.extend(variables)
+        if len(seen) > 1:
+            raise KeyError
+
+    with tf_internals.functions_checked(check):
+        assert float(function()) == 2.0
+        assert [v is variable for v in seen] == [True]
+        with pytest.raises(KeyError):
+            function()
+    assert ran == ["body"]
+    assert float(function()) == 2.0
+    assert len(seen) == 2

@@ -56,6 +56,19 @@ class TestLayerCalls:
 
         assert [name for name, _, _ in calls_of(body)] == ["net", "block", "inner", "block", "inner"]
 
+    def test_the_arguments_of_announced_calls_are_noted(self, init: Callable[..., None]) -> None:
+        noted: list[tuple[str, int, list[str]]] = []
+
+        def note(layer: layers.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            noted.append((layer.name, len(args), sorted(kwargs)))
+
+        dense = layers.Dense(2, name="dense")
+        with keras_adapter.tag_calls(CallList(), lambda layer: layer is dense, note=note):
+            dense(tf.ones([2, 2]))
+            dense(inputs=tf.ones([2, 2]))
+            layers.Dense(2, name="another")(tf.ones([2, 2]))
+        assert noted == [("dense", 1, []), ("dense", 0, ["inputs"])]
+
     def test_afterwards_keras_is_as_before_also_after_an_error(self) -> None:
         before = layers.Layer.__call__
         with keras_adapter.tag_calls(CallList(), lambda layer: True):
@@ -64,6 +77,17 @@ class TestLayerCalls:
         with pytest.raises(KeyError), keras_adapter.tag_calls(CallList(), lambda layer: True):
             raise KeyError
         assert layers.Layer.__call__ is before
+
+
+def test_the_layer_that_is_being_called_is_known_by_name() -> None:
+    class Asking(layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            named.append(keras_adapter.layer_in_call())
+            return x
+
+    named: list[str | None] = [keras_adapter.layer_in_call()]
+    Asking(name="asking")(tf.ones([1]))
+    assert named == [None, "asking"]
 
 
 def test_metrics_and_adapting_layers_are_as_before_after_shutdown(init: Callable[..., None]) -> None:

@@ -89,7 +89,9 @@ class ToyLayers:
         return list(layer.variables)
 
     @contextlib.contextmanager
-    def tag_calls(self, recorder: Any, is_distributed: Callable[[Any], bool], around: Any = None) -> Iterator[None]:
+    def tag_calls(
+        self, recorder: Any, is_distributed: Callable[[Any], bool], around: Any = None, note: Any = None
+    ) -> Iterator[None]:
         originals = {kind: kind.__call__ for kind in (Layer, Net)}
 
         def tagged(original: Callable[..., Any]) -> Callable[..., Any]:
