@@ -1,6 +1,7 @@
 """Trains a network to tell eights from other digits, by a loss and a score that are none of single samples.
 
     horovodrun -np 2 python examples/whole_batch.py        # two stages, four microbatches
+    horovodrun -np 2 python examples/whole_batch.py --partitions 1    # two replicas, each with half of every batch
     python examples/whole_batch.py --microbatches 1        # one process, the batch in one piece: the same numbers
 
 One digit in ten is an eight. So the loss averages eights and others apart, gradients are clipped by the norm of all of
@@ -81,6 +82,7 @@ def main():
     images, labels = load_digits(return_X_y=True)
     data = (images / 16).astype("float32"), (labels == 8).astype("float32")
     batches = tf.data.Dataset.from_tensor_slices(data).shuffle(len(labels), seed=1).batch(args.batch_size)
+    batches = smp.shard_dataset(batches)  # with replicas, the part of each batch that is this replica's
     for epoch in range(args.epochs):
         seen = [train_step(*batch) for batch in batches]
         means = {name: np.mean([float(logs[name]) for logs in seen]) for name in seen[0]}

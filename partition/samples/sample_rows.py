@@ -107,7 +107,8 @@ class SampleRows:
     """
 
     def __init__(self, whole: OpGraph, part: OpGraph, samples: int, unknown: frozenset[str] = frozenset()) -> None:
-        self._samples = samples
+        #: Number of samples in the whole batch.
+        self.samples = samples
         self._whole = whole
         self._part = part
         self._unknown = unknown
@@ -135,7 +136,7 @@ class SampleRows:
             # Where one trace has made more ops, a name may stand for another op.
             ours = [self._whole.nodes[t.node].name for t in node.inputs]
             is_same = is_same and ours == [self._part.nodes[t.node].name for t in other.inputs]
-            is_same = is_same and are_alike(self._whole, node, self._part, other, self._samples)
+            is_same = is_same and are_alike(self._whole, node, self._part, other, self.samples)
         return Tensor(number, tensor.index) if is_same and len(other.outputs) == len(node.outputs) else None
 
     @cached_property
@@ -178,16 +179,17 @@ class SampleRows:
         shape, content = self._whole.type_of(tensor).shape, self.of(tensor)
         if shape is None or content.rows is None:
             return True
-        return shape[content.rows] in (None, content.blocks * self._samples)
+        return shape[content.rows] in (None, content.blocks * self.samples)
 
-    def holds_samples(self, argument: int) -> bool:
-        """Returns whether an argument has one row a sample.
+    def sample_axis(self, argument: int) -> int | None:
+        """Returns the axis along which an argument has one row a sample; None where it has none.
 
         Args:
             argument: number of the step's tensor argument.
         """
         numbers = (n for n, node in enumerate(self._whole.nodes) if node.op == ARGUMENT and node.source == argument)
-        return any(self.of(Tensor(number, 0)).rows == 0 for number in numbers)
+        found = (self.of(Tensor(number, 0)).rows for number in numbers)
+        return next((axis for axis in found if axis is not None), None)
 
     def differs(self, tensor: Tensor) -> tuple[int, ...] | None:
         """Returns the dimensions of a tensor whose length differs for a microbatch; None where this cannot be told.
@@ -218,7 +220,7 @@ class SampleRows:
         samples in a batch, and do so in each of its microbatches.
         """
         lengths = self._lengths(tensor) or []
-        found = [d for d, (whole, part) in enumerate(lengths) if whole == self._samples and part != whole]
+        found = [d for d, (whole, part) in enumerate(lengths) if whole == self.samples and part != whole]
         others = [d for d, (whole, part) in enumerate(lengths) if None not in (whole, part) and part != whole]
         return found[0] if len(found) == 1 and set(others) <= set(found) else None
 
@@ -289,16 +291,16 @@ class SampleRows:
         if not (begin and end and strides) or strides[0] != 1:
             return 0
         first = 0 if masks["begin_mask"].i & 1 else begin[0]
-        last = blocks * self._samples if masks["end_mask"].i & 1 else end[0]
-        first, last = (place + blocks * self._samples * (place < 0) for place in (first, last))
-        return 0 if first % self._samples or last % self._samples else (last - first) // self._samples
+        last = blocks * self.samples if masks["end_mask"].i & 1 else end[0]
+        first, last = (place + blocks * self.samples * (place < 0) for place in (first, last))
+        return 0 if first % self.samples or last % self.samples else (last - first) // self.samples
 
     def _has_blocks(self, tensor: Tensor, blocks: int) -> bool:
         """Returns whether a tensor is as long as so many blocks of samples."""
         lengths = self._lengths(tensor)
-        if not lengths or lengths[0][0] != blocks * self._samples:
+        if not lengths or lengths[0][0] != blocks * self.samples:
             return False
-        return self._keeps_length(tensor, blocks * self._samples)
+        return self._keeps_length(tensor, blocks * self.samples)
 
     def _value_of(self, tensor: Tensor) -> list[int]:
         """Returns whole numbers that are constants, or are computed of constants; none for anything else."""
@@ -354,7 +356,7 @@ class SampleRows:
             return False
         if node.op == "Reshape":
             # In row-major order the elements of a sample stay together, in the same number of rows for each sample.
-            return shape[0] % (self._samples * given[0].blocks) == 0 and self._keeps_length(tensor, shape[0])
+            return shape[0] % (self.samples * given[0].blocks) == 0 and self._keeps_length(tensor, shape[0])
         shapes = [self._whole.type_of(t).shape for t in node.inputs]
         of_samples = [s for c, s in zip(given, shapes, strict=True) if c.samples]
         if any(not s or s[0] != shape[0] for s in of_samples):
@@ -389,7 +391,7 @@ class SampleRows:
         Zeros of the shape of the samples are such a constant. For microbatches of any size they are no constant.
         """
         shape, name = self._whole.type_of(Tensor(number, 0)).shape, self._whole.nodes[number].name
-        if not shape or shape[0] != self._samples:
+        if not shape or shape[0] != self.samples:
             return False
         if self._whole.nodes[number].backward and _elements(self._whole.nodes[number]) == {1}:
             # A backward pass begins with ones.
@@ -410,7 +412,7 @@ class SampleRows:
         """
         shape, number = self._whole.type_of(tensor).shape, self._part.number_of.get(node.name)
         value = self._whole.nodes[node.inputs[1].node]
-        if not shape or shape[0] != self._samples or number is None or value.op != "Const":
+        if not shape or shape[0] != self.samples or number is None or value.op != "Const":
             return False
         other = self._part.nodes[number]
         if other.op == "Fill":

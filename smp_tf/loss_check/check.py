@@ -38,9 +38,9 @@ from smp_tf.partition.samples.gradient_uses import nonlinear_uses
 from smp_tf.partition.samples.once_per_batch import STATE, state_name, writers_of_states
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.steps.program import SplitProgram
-from smp_tf.whole_batch.batch_results import follows_state, named_leaves
 from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace
 from smp_tf.whole_batch.tail_graph import joined_cut
+from smp_tf.whole_batch.traced_results import follows_state, named_leaves
 
 _WAY_OUT = "train with microbatches=1 on one replica"
 

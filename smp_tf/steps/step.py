@@ -21,13 +21,14 @@ from smp_tf.batch.arguments import Arguments, sort_arguments
 from smp_tf.batch.cut_batch import CutBatch
 from smp_tf.batch.microbatch_errors import told_of_microbatches
 from smp_tf.batch.microbatches import (
+    SplitArgument,
     microbatch_spec,
     static_batch_size,
     with_pieces,
 )
 from smp_tf.batch.results import pack
 from smp_tf.batch.sliced_objects import ObjectTensors
-from smp_tf.batch.structure import fill
+from smp_tf.batch.structure import fill, key_of
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
@@ -61,8 +62,8 @@ class Step:
         function: one forward and backward (or one forward) of one microbatch.
         options: options of the decorator.
         then: what comes after the step in its graph; the step gives what it returns. By default it gives its results.
-        applied: which gradients among the results `then` gives to an optimizer and to nobody else, given their
-            structure with an `OutputSlot` in place of every tensor.
+        applied: which gradients among the results are given to an optimizer and to nobody else, given their structure
+            with an `OutputSlot` in place of every tensor; None where the script may give any of them to one.
         examine: looks at each trace of the step, and may change it.
     """
 
@@ -71,7 +72,7 @@ class Step:
         function: Callable[..., Any],
         options: StepOptions,
         then: Sequel | None = None,
-        applied: Callable[[Any], Iterable[Applied]] | None = None,
+        applied: Callable[[Any], Iterable[Applied] | None] | None = None,
         examine: Callable[[StepTrace, Retrace], Examined] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
@@ -234,7 +235,8 @@ class Step:
         if self._is_whole(step, xla=xla):
             return self._unsplit(arguments, step)
         agreed = preparation.agreed_plan(step)
-        applied = list(self._applied(traced.lowered.results)) if self._applied is not None else None
+        given = self._applied(traced.lowered.results) if self._applied is not None else None
+        applied = list(given) if given is not None else None
         owned = preparation.ownership(step, agreed, self._receivers, applied)
         keeps = self._options.keep_gradients
         program = preparation.stage_program(
@@ -327,6 +329,16 @@ class Step:
         """
         return self._sort(args, kwargs).with_own_types().key
 
+    def form_of(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Returns what tells calls apart, but for the number of samples in their batches.
+
+        Args:
+            *args: the positional arguments of the call.
+            **kwargs: its keyword arguments.
+        """
+        arguments = self._sort(args, kwargs)
+        return _form(arguments.structure, cut_arguments(arguments, self._options))
+
     def samples_in(self, *args: Any, **kwargs: Any) -> int | None:
         """Returns the number of samples of a batch; None where it is known only when the step runs.
 
@@ -348,7 +360,9 @@ class Step:
             specs = [microbatch_spec(argument, samples) for argument in batch.arguments]
             return self._trace(arguments, specs, function)
 
-        return self._examine(traced, Retrace(retrace, batch.microbatches, not batch.sizes, sum(batch.sizes) or None))
+        samples, form = sum(batch.sizes) or None, _form(arguments.structure, batch.arguments)
+        known = Retrace(retrace, batch.microbatches, not batch.sizes, samples, batch.arguments, form)
+        return self._examine(traced, known)
 
     def _trace(
         self, arguments: Arguments, specs: Sequence[tf.TypeSpec], function: Callable[..., Any] | None = None
@@ -368,3 +382,8 @@ class Step:
         bound = self._signature.bind_partial()
         bound.arguments.update(filled)
         return pack(body(*bound.args, **bound.kwargs), self.name)
+
+
+def _form(structure: Mapping[str, Any], arguments: Iterable[SplitArgument]) -> tuple[Any, ...]:
+    """Returns what tells calls of a step apart, but for the number of samples in their batches."""
+    return key_of(structure), *(microbatch_spec(argument, None) for argument in arguments)

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.announce import announce
+from smp_tf.batch.microbatches import SplitArgument
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.keras import adapter
@@ -129,12 +130,16 @@ class Retrace:
         microbatches: number of microbatches that a batch is cut into.
         has_any_size: whether the program that is being made takes batches of any size.
         samples: number of samples in its batches; None where it takes batches of any size.
+        arguments: how the step's arguments are cut.
+        form: what calls have in common whose arguments differ in nothing but the number of samples.
     """
 
     trace: Callable[[Callable[..., Any], int | None], StepTrace]
     microbatches: int
     has_any_size: bool
     samples: int | None = None
+    arguments: Sequence[SplitArgument] = ()
+    form: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

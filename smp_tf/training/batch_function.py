@@ -12,17 +12,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.batch.composite_parts import composite_parts
 from smp_tf.batch.microbatches import count_samples
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.loss_check.check import LossCheck, check_gradient_uses, tell_unchecked, tell_written_weights
+from smp_tf.loss_check.check import check_gradient_uses, tell_unchecked, tell_written_weights
 from smp_tf.optimizer.recorded_apply import ApplyRecorder, RecordedApply
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
@@ -35,22 +35,18 @@ from smp_tf.steps.signatures import NeedsItsSizesError
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Examined, Handed, Retrace, StepTrace, with_outputs
 from smp_tf.training import logs
+from smp_tf.training.loss_checks import KEPT, LossChecks
 from smp_tf.training.loss_denominators import Denominators, Totals
 from smp_tf.training.needed_coefficients import needed_coefficients
 from smp_tf.training.once_per_batch import once_per_batch, written_states
-from smp_tf.training.replica_batches import composite_parts, samples_of, with_samples
+from smp_tf.training.replica_batches import samples_of, with_samples
 from smp_tf.training.replica_union import ReplicaUnion
-from smp_tf.whole_batch.batch_results import BatchResults, sample_rows
+from smp_tf.whole_batch.batch_results import BatchResults
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
-from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace
+from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
-
-#: The largest batch in bytes whose losses are compared with those of its microbatches.
-_MOST_KEPT = 1 << 30
-#: The name under which a step returns the tensors that the check of its losses keeps.
-KEPT = "kept"
 
 
 class BatchFunction:
@@ -73,7 +69,6 @@ class BatchFunction:
         self._totals: weakref.WeakKeyDictionary[Any, Totals | None] = weakref.WeakKeyDictionary()
         with tf.init_scope():
             self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
-        self._checks: dict[int, LossCheck] = {}
         self._once: dict[int, BatchResults] = {}
         self._of_metrics: dict[int, frozenset[str]] = {}
         #: Samples of this replica so far.
@@ -82,6 +77,7 @@ class BatchFunction:
         self.plan: Plan | None = None
         self._in_words = f"{method} of model {model.name!r}"
         self._union = ReplicaUnion(self._in_words, self._over_replicas)
+        self._checks = LossChecks(self._in_words, model, self._union)
         # Whether no program has been examined so far, and whether there are some for joined batches of all replicas.
         self._is_first, self._has_joined = True, False
         one_microbatch = self._one_microbatch
@@ -127,10 +123,9 @@ class BatchFunction:
             self._step.also = self._union.also
             program, tensors = self._program_for(batch)
             self._tell_totals(program, tensors)
-            traced = program.lowered.results["traced"]
-            with self._watched(traced, program, tensors):
+            with self._checks.watching(program, tensors):
                 results.append(program(tensors))
-            self._checks.pop(traced, None)
+            self._checks.end(program)
             self.plan = program.plan if isinstance(program, SplitProgram) else None
             of_metrics = self._of_metrics.get(program.lowered.results["traced"], frozenset())
             object.__setattr__(self._model, "_smp_logs_of_metrics", of_metrics)
@@ -200,12 +195,6 @@ class BatchFunction:
         """Returns whether all replicas' batches are one. In an evaluation each has its own, and some may have more."""
         return self._method == "train_step"
 
-    def _watched(self, traced: int, program: Any, tensors: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-        """Returns the context for a program's first run, in which its losses are checked if they are to be."""
-        if traced not in self._checks:
-            return contextlib.nullcontext()
-        return self._checks[traced].watching(program, tensors, program.lowered.results[KEPT])
-
     def _tell_totals(self, program: Any, tensors: Sequence[Any]) -> None:
         if program not in self._totals:
             _, denominators = self._traced[program.lowered.results["traced"]]
@@ -244,7 +233,7 @@ class BatchFunction:
             if is_checked and (of_all or not self._traced[number][1].is_needed):
                 if not of_all:
                     traces = self._traces(traced, retrace, checked)
-                check = self._check_of(traced, traces, checked)
+                check = self._checks.add(traced, traces, checked, is_first=is_first)
         except (NeedsItsSizesError, WeighedError):
             raise
         except Exception as error:
@@ -262,7 +251,6 @@ class BatchFunction:
         self._has_joined = self._has_joined or joined
         if check is None:
             return Examined(traced, (), sums, joined)
-        self._checks[number] = check
         return Examined(with_outputs(traced, Handed(KEPT, check.kept)), (KEPT,), sums, joined)
 
     def _weigh(self, traces: BatchTraces) -> None:
@@ -313,32 +301,9 @@ class BatchFunction:
             one_microbatch = self._one_microbatch
             self._step = self._step_of(lambda data: one_microbatch(data))
 
-    def _check_of(self, traced: StepTrace, traces: BatchTraces, sizes: Sequence[int]) -> LossCheck | None:
-        """Returns the check of a new program's losses; None where nothing can be checked, which is said."""
-        is_first, number = self._is_first, traced.lowered.results["traced"]
-        check = LossCheck(
-            dataclasses.replace(traces, part=NotedTrace(traced, self._calls[number])),
-            sizes,
-            joins_replicas=self._union.has_several and is_first,
-            with_states=is_first or not self._union.has_several,
-            key=f"{id(self)}/{number}",
-            metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
-        )
-        if self._union.has_several and is_first and not check.can_be_joined(bool(self._union.composites)):
-            why = "ragged, sparse or text arguments of several replicas, which go into losses, cannot be joined"
-            tell_unchecked(self._in_words, why)
-            return None
-        for name, why in check.left_out.items():
-            tell_unchecked(self._in_words, f"{name}: {why}")
-        if check.nbytes > _MOST_KEPT:
-            why = f"{check.nbytes / 2**30:.1f} GiB of a batch would have to be brought to one rank"
-            tell_unchecked(self._in_words, why)
-            return None
-        return check if check.kept else None
-
     def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
         """Returns the step for all samples of a batch, as one process computes it, without backward."""
-        self._union.composites = composite_parts(data)
+        self._union.composites = composite_parts(tf.nest.flatten(data))
         return self._looked_at(data, calls.left_out(like))
 
     def _one_microbatch(self, data: Any, coefficients: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
@@ -373,14 +338,13 @@ class BatchFunction:
                     yield Applied(slot.outputs[0], apply.optimizer, variable)
 
     def _finish(self, found: Mapping[str, Any], tensors: Sequence[Any], last: SequelWriter) -> Any:
-        if found["traced"] in self._checks:
-            self._checks[found["traced"]].hand_out(found[KEPT])
+        self._checks.hand_out(found)
         results, once = found["results"], self._once.get(found["traced"])
         applies, given = self._traced[found["traced"]][0], None
         if once is not None:
             self._of_metrics[found["traced"]] = once.of_metrics(results)
             # Before weights and the optimizer's counters change.
-            written = once.write(found, tensors, applies, last)
+            written = once.write(found, tensors, applies, last, found["samples"].reduce_sum)
             results, given = written.results, written.gradients
         elif isinstance(results, dict):
             self._of_metrics[found["traced"]] = frozenset(

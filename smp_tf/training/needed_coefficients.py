@@ -6,11 +6,10 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from smp_tf.job import exchange
-from smp_tf.partition.mesh import CommGroup
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
 from smp_tf.whole_batch.noted_trace import BatchTraces
 from smp_tf.whole_batch.own_samples import OwnSamples
+from smp_tf.whole_batch.replica_calls import calls_on_replicas
 
 
 def needed_coefficients(
@@ -37,15 +36,8 @@ def needed_coefficients(
 
 def _agreed(step: str, found: LossCoefficients | None, composites: Collection[int]) -> LossCoefficients | None:
     """Returns the coefficients of all losses that need some on any replica; None where a replica cannot have them."""
-    needed, possible = [], []
-    if found is not None:
-        needed = [call.number for call in found.calls]
-        possible = [number for number in found.possible if not found.arguments_of(number) & set(composites)]
-    said = exchange.allgather_json(
-        [needed, possible], CommGroup.RDP_GROUP, name=f"what samples count in the losses of {step}"
-    )
-    wanted = {number for theirs, _ in said for number in theirs}
-    if found is None or not all(wanted <= set(theirs) for _, theirs in said):
+    wanted, are_possible = calls_on_replicas(step, found, composites)
+    if found is None or not are_possible:
         return None
     found.take(wanted)
     return found

@@ -137,23 +137,6 @@ def with_samples(batch: Any, samples: int, wanted: int) -> Any:
     return tf.nest.map_structure(changed, batch)
 
 
-def composite_parts(batch: Any) -> set[int]:
-    """Returns the numbers of the tensors of a batch that are parts of ragged or sparse ones.
-
-    Args:
-        batch: the batch.
-    """
-    found: set[int] = set()
-    count = 0
-    for value in tf.nest.flatten(batch):
-        parts = len(tf.nest.flatten(value, expand_composites=True))
-        if isinstance(value, tf.__internal__.CompositeTensor):
-            found.update(range(count, count + parts))
-        if isinstance(value, (tf.Tensor, tf.__internal__.CompositeTensor)):
-            count += parts
-    return found
-
-
 def _kinds(batch: Any) -> list[Any]:
     """Returns the types of a batch's tensors, and their shapes but for the number of samples, as JSON holds them."""
     found: list[Any] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,9 +27,9 @@ from smp_tf.steps.sequel import SequelWriter
 from smp_tf.steps.signatures import NeedsItsSizesError
 from smp_tf.steps.trace import StepTrace
 from smp_tf.variables import store
-from smp_tf.whole_batch.gradient_calls import UNKNOWN_GRADIENT
 from smp_tf.whole_batch.joined_tail import JoinedTail
 from smp_tf.whole_batch.tail_graph import TailGraph, joined_cut
+from smp_tf.whole_batch.traced_results import follows_state, logs_of, logs_of_both
 from smp_tf.whole_batch.used_gradients import UsedGradients, applied_name
 
 #: The bytes that stages tell each other in every step, from which on a message says so.
@@ -109,7 +109,7 @@ class BatchResults:
         uses = gradients.uses if gradients is not None else None
         self._whole = of_any_size or whole
         graph = self._whole.lowered.graph
-        logs, same = _alike(part, self._whole)
+        logs, same = logs_of_both(part, self._whole)
         if of_any_size is None:
             self._chosen = find_once_per_batch(rows, graph, part.lowered.graph, logs, same, uses, of_samples=of_samples)
         else:
@@ -120,7 +120,7 @@ class BatchResults:
             )
             if gradients is None:
                 of_one_size = find_once_per_batch(
-                    rows, sized, part.lowered.graph, *_alike(part, whole), of_samples=of_samples
+                    rows, sized, part.lowered.graph, *logs_of_both(part, whole), of_samples=of_samples
                 )
                 _require_as_much(self._chosen, graph, of_one_size, sized)
         self._tail_graph = TailGraph(self._whole, self._chosen.tail)
@@ -174,7 +174,7 @@ class BatchResults:
     @property
     def left_out(self) -> Mapping[str, str]:
         """Returns why other logs, and writes of variables, are not computed once per batch, by name of either."""
-        logs, variables = _logs(self._part), self._whole.lowered.graph.variables
+        logs, variables = logs_of(self._part), self._whole.lowered.graph.variables
         names = {state_name(index): variable.name for index, variable in enumerate(variables)}
         return {
             names.get(name, name): why
@@ -188,7 +188,7 @@ class BatchResults:
         The step returns the tensors that this is computed from under `CUTS` and `GRADIENTS`, and a `Log` for each log.
         """
         lowered, taken = self._part.lowered, self._chosen.logs
-        names = {slot.outputs: name for name, slot in _logs(self._part).items() if name in taken}
+        names = {slot.outputs: name for name, slot in logs_of(self._part).items() if name in taken}
         results = dict(lowered.results)
         if self.has_gradients:
             del results["gradients"]
@@ -217,7 +217,13 @@ class BatchResults:
         return StepTrace(self._part.trace, lowered, self._part.models)
 
     def write(
-        self, found: Mapping[str, Any], tensors: Sequence[Any], applies: Sequence[MadeOfGradients], last: SequelWriter
+        self,
+        found: Mapping[str, Any],
+        tensors: Sequence[Any],
+        applies: Sequence[MadeOfGradients],
+        last: SequelWriter,
+        samples: Callable[[], Any],
+        handles: Sequence[Any] = (),
     ) -> Written:
         """Writes into the graph, after the microbatches, what is computed once per batch.
 
@@ -226,6 +232,8 @@ class BatchResults:
             tensors: the step's tensor arguments.
             applies: the calls of `apply_gradients` in the step, or what else is made of gradients.
             last: writes what brings together the samples of all replicas.
+            samples: writes how many samples this replica's batch has.
+            handles: what lets messages come after others of the same names, as collectives take it.
 
         Returns:
             What was computed.
@@ -236,7 +244,7 @@ class BatchResults:
         arguments = {number: given[number] for number in tail.arguments}
         joined, own, mine = self.joined, cuts, arguments
         if joined is not None and joined.has_samples:
-            cuts, arguments = last.join(lambda: joined.inputs(own, mine, found["samples"].reduce_sum()))
+            cuts, arguments = last.join(lambda: joined.inputs(own, mine, samples(), handles))
         if self.has_gradients:
             outputs = dict(zip(tail.gradients, found[GRADIENTS], strict=True))
             values = self._write_spread(cuts, arguments, outputs, applies)
@@ -327,32 +335,6 @@ class BatchResults:
         )
 
 
-def _logs(traced: StepTrace) -> dict[str, OutputSlot]:
-    """Returns the tensors among the logs that a step returns, by name."""
-    found: dict[str, OutputSlot] = {}
-    for name, slot in named_leaves(traced.lowered.results["results"]):
-        if isinstance(slot, OutputSlot) and slot.spec is None and slot not in found.values():
-            found[name] = slot
-    return found
-
-
-def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of what a step returns, each with the keys that lead to it.
-
-    Args:
-        value: the structure.
-        name: the keys that lead to it.
-    """
-    if isinstance(value, Mapping):
-        for key in value:
-            yield from named_leaves(value[key], f"{name}/{key}" if name else str(key))
-    elif isinstance(value, (list, tuple)):
-        for number, part in enumerate(value):
-            yield from named_leaves(part, f"{name}/{number}" if name else str(number))
-    else:
-        yield name, value
-
-
 def _tell(values: Sequence[tuple[Any, TensorType]]) -> list[tf.Tensor]:
     """Tells all stages the tensors of each, in one message there and back."""
     sizes = [math.prod(d or 0 for d in kind.shape or ()) for _, kind in values]
@@ -372,23 +354,6 @@ def _of_its_stage(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 _TOLD = StageReduction(4, "what a step computes of the gradients of all stages", _of_its_stage)
 
 
-def _alike(part: StepTrace, whole: StepTrace) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[int, int]]:
-    """Returns, for two traces of a step, the logs that both return, by name, and the variables that both have."""
-    ours, theirs = _logs(part), _logs(whole)
-    logs = {
-        name: (whole.lowered.graph.outputs[slot.outputs[0]], part.lowered.graph.outputs[ours[name].outputs[0]])
-        for name, slot in theirs.items()
-        if name in ours
-    }
-    index_of = {id(variable): index for index, variable in enumerate(part.lowered.variables)}
-    same = {
-        index: index_of[id(variable)]
-        for index, variable in enumerate(whole.lowered.variables)
-        if id(variable) in index_of
-    }
-    return logs, same
-
-
 def _require_as_much(found: OncePerBatch, graph: OpGraph, wanted: OncePerBatch, sized: OpGraph) -> None:
     """Raises where less is computed once per batch with the number of samples left open than with it."""
     missing = wanted.logs - found.logs
@@ -396,26 +361,3 @@ def _require_as_much(found: OncePerBatch, graph: OpGraph, wanted: OncePerBatch, 
     missing |= states - {graph.variables[index].name for index in found.states}
     if missing:
         raise NeedsItsSizesError(f"then {min(missing)!r} cannot be computed of a whole batch")
-
-
-def follows_state(graph: OpGraph, tensor: Tensor) -> bool:
-    """Returns whether a tensor depends on a variable that the step writes.
-
-    Args:
-        graph: the step.
-        tensor: the tensor.
-    """
-    return any(graph.nodes[number].writes for number in graph.ancestors([tensor.node]))
-
-
-def sample_rows(part: StepTrace, whole: StepTrace, samples: int) -> SampleRows:
-    """Returns what the tensors of a step's graph for a whole batch are made of.
-
-    Args:
-        part: the step as it is traced for a microbatch.
-        whole: the same, traced for all samples of a batch, with placeholders for gradients.
-        samples: number of samples.
-    """
-    graph = whole.lowered.graph
-    unknown = frozenset(node.name for node in graph.nodes if UNKNOWN_GRADIENT in node.name)
-    return SampleRows(graph, part.lowered.graph, samples, unknown)

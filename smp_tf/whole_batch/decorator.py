@@ -41,7 +41,8 @@ def step(
     With `whole_batch=True` the results are those of one process that is given the whole batch. Each has one value. What
     the body computes of all samples, such as an F1 score, is computed once per batch. Metrics are updated once per
     batch. A loss counts samples as in the whole batch, be it a mean or a sum. What the body makes of its gradients is
-    made of those of the whole batch, such as to clip them by a norm. What cannot be had is an error.
+    made of those of the whole batch, such as to clip them by a norm. With replicas, the batch is that of all of them,
+    and all call the step equally often. What cannot be had is an error.
 
     Args:
         function: the function. It is left out when the decorator is given options.

@@ -37,7 +37,8 @@ class JoinedTail:
     def __init__(self, step: str, graph: OpGraph, tail: Tail, rows: SampleRows) -> None:
         self._graph = graph
         self._tail = tail
-        self._held = frozenset(number for number in tail.arguments if rows.holds_samples(number))
+        axes = {number: rows.sample_axis(number) for number in tail.arguments}
+        self._held = {number: axis for number, axis in sorted(axes.items()) if axis is not None}
         cuts = [[self._name_of(cut.whole), cut.axis, cut.blocks] for cut in tail.cuts]
         #: What has to be the same on all replicas, as JSON holds it.
         self.key: list[Any] = [cuts, list(tail.arguments), sorted(tail.results)]
@@ -67,7 +68,7 @@ class JoinedTail:
         return None
 
     def inputs(
-        self, cuts: Sequence[Any], arguments: Mapping[int, Any], samples: Any
+        self, cuts: Sequence[Any], arguments: Mapping[int, Any], samples: Any, handles: Sequence[Any] = ()
     ) -> tuple[list[Any], dict[int, Any]]:
         """Returns the values that the tail begins with, joined over the replicas, in the graph being traced.
 
@@ -75,18 +76,25 @@ class JoinedTail:
             cuts: the values of the tail's cuts, of this replica.
             arguments: the step's tensor arguments that the tail reads, of this replica, by number.
             samples: the samples of this replica's batch.
+            handles: resource tensors of variables, by which the messages come after others of the same names.
         """
-        held = sorted(self._held)
-        joined = join_cuts(self._tail.cuts, cuts, samples, self._name, [arguments[number] for number in held])
+        held = [(arguments[number], axis) for number, axis in self._held.items()]
+        joined = join_cuts(self._tail.cuts, cuts, samples, self._name, held, handles=handles)
         count = len(self._tail.cuts)
-        return joined[:count], {**arguments, **dict(zip(held, joined[count:], strict=True))}
+        return joined[:count], {**arguments, **dict(zip(self._held, joined[count:], strict=True))}
 
     def _name_of(self, tensor: Tensor) -> str:
         return f"{self._graph.nodes[tensor.node].name}:{tensor.index}"
 
 
 def join_cuts(
-    cuts: Sequence[Cut], values: Sequence[Any], samples: Any, name: str, arguments: Sequence[Any] = ()
+    cuts: Sequence[Cut],
+    values: Sequence[Any],
+    samples: Any,
+    name: str,
+    arguments: Sequence[tuple[Any, int]] = (),
+    *,
+    handles: Sequence[Any] = (),
 ) -> list[Any]:
     """Returns the tensors of the batch of all replicas where a tail begins, and then arguments.
 
@@ -95,14 +103,15 @@ def join_cuts(
         values: what they are for this replica's batch.
         samples: how many samples that has, a scalar.
         name: name of the operation, equal on all replicas.
-        arguments: arguments of this replica that have a row a sample.
+        arguments: arguments of this replica that have a row a sample, each with the axis along which it has them.
+        handles: resource tensors of variables, by which the messages come after others of the same names.
     """
     given = [
         (value, cut.axis) if cut.blocks == 1 else (blocks_swapped(by_block(value, cut.blocks)), 0)
         for cut, value in zip(cuts, values, strict=True)
         if cut.axis is not None
     ]
-    found = iter(join_rows([*given, *((value, 0) for value in arguments)], samples, name))
+    found = iter(join_rows([*given, *arguments], samples, name, handles))
     joined = []
     for cut, value in zip(cuts, values, strict=True):
         of_all = value if cut.axis is None else next(found)
@@ -110,7 +119,9 @@ def join_cuts(
     return [*joined, *found]
 
 
-def join_rows(tensors: Sequence[tuple[tf.Tensor, int]], samples: Any, name: str) -> list[tf.Tensor]:
+def join_rows(
+    tensors: Sequence[tuple[tf.Tensor, int]], samples: Any, name: str, handles: Sequence[Any] = ()
+) -> list[tf.Tensor]:
     """Returns tensors of the batch of all replicas: the rows of each replica, one after the other.
 
     Args:
@@ -118,6 +129,7 @@ def join_rows(tensors: Sequence[tuple[tf.Tensor, int]], samples: Any, name: str)
             its samples.
         samples: how many there are, a scalar.
         name: name of the operation, equal on all replicas.
+        handles: resource tensors of variables, by which the messages come after others of the same names.
     """
     running = runtime.current()
     if running.topology.replicas == 1:
@@ -129,7 +141,8 @@ def join_rows(tensors: Sequence[tuple[tf.Tensor, int]], samples: Any, name: str)
         alike = [number for number, front in enumerate(fronts) if front.dtype == dtype]
         rows = [tf.reshape(fronts[number], tf.stack([tf.cast(samples, tf.int32), -1])) for number in alike]
         widths = tf.stack([tf.shape(row)[1] for row in rows])
-        of_all = collectives().all_gather(tf.concat(rows, 1), running.process_sets.dp, f"{name}_{dtype.name}")
+        group, named = running.process_sets.dp, f"{name}_{dtype.name}"
+        of_all = collectives().all_gather(tf.concat(rows, 1), group, named, handles=handles)
         for number, part in zip(alike, tf.split(of_all, widths, axis=1, num=len(alike)), strict=True):
             shape = tf.concat([[-1], tf.shape(fronts[number])[1:]], 0)
             found[number] = _moved(tf.reshape(part, shape), 0, tensors[number][1])

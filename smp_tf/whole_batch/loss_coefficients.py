@@ -25,10 +25,8 @@ first, alone (`forward_alone.py`), and coefficients are computed of its outputs,
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -36,26 +34,18 @@ import tensorflow as tf
 
 from smp_tf.batch.output import StepOutput
 from smp_tf.errors import StepError
-from smp_tf.partition.graph.op_graph import ARGUMENT, VARIABLE, OpGraph, Tensor
-from smp_tf.partition.samples.batch_tail import Tail, find_tail, tail_from
+from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.samples.sample_rows import SampleRows
-from smp_tf.steps.trace import StepTrace
 from smp_tf.whole_batch.forward_alone import NotAloneError, needed_alone
 from smp_tf.whole_batch.joined_tail import join_cuts, join_rows
-from smp_tf.whole_batch.made_up_values import compared_with, made_up
+from smp_tf.whole_batch.loss_gradient import LossGradient, gradient_of_any_size, loss_gradients
+from smp_tf.whole_batch.loss_trial import is_average
 from smp_tf.whole_batch.noted_trace import NotedTrace
-from smp_tf.whole_batch.own_samples import OwnSamples
-from smp_tf.whole_batch.tail_graph import TailGraph, blocks_swapped, by_block, joined_cut
+from smp_tf.whole_batch.own_samples import GatheredSamples, OwnSamples, message_order
+from smp_tf.whole_batch.tail_graph import blocks_swapped, by_block, joined_cut
 
-#: Ops of whose inputs only type and shape matter.
-_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"})
-_LOSS = "loss"
 #: The most bytes of outputs of a batch that a loss is tried on, and that coefficients are computed of.
 _MOST_BYTES = 1 << 28
-#: How often losses are compared on made-up arguments.
-_TRIALS = 4
-#: What rounding may make of a number, relative to it, where it is more than in float32.
-_ROUNDING = {tf.float16: 4e-3, tf.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True)
@@ -92,6 +82,7 @@ class LossCoefficients:
         samples: of the whole batch, and which of them this replica has.
         weighed: numbers of the calls that batches of another structure have shown to need coefficients; None where
             this is the first.
+        any_size: the step as it is traced without the number of samples, where replicas have batches of any size.
 
     Raises:
         StepError: a loss needs coefficients, and in batches of this structure has none.
@@ -105,11 +96,14 @@ class LossCoefficients:
         samples: OwnSamples,
         *,
         weighed: Collection[int] | None = None,
+        any_size: NotedTrace | None = None,
     ) -> None:
-        self._samples = self.samples = samples
+        self.samples = samples
+        #: Whether they can be computed for batches of any size, and not only for as many samples as in `samples`.
+        self.are_of_any_size = any_size is not None
         self._rows = rows
         #: How the gradients of calls can be taken, by number. Of one replica, only of those that need it.
-        self.possible: dict[int, tuple[CallCoefficients, _Coefficients]] = {}
+        self.possible: dict[int, tuple[CallCoefficients, LossGradient]] = {}
         #: Numbers of other calls, where nothing tells how their losses count samples.
         self.unknown: list[int] = []
         needed = []
@@ -117,16 +111,17 @@ class LossCoefficients:
             if weighed is not None and number not in weighed:
                 continue
             is_plain = whole.calls.is_plain[number] and part.calls.is_plain[number]
-            found = _coefficients(part, whole, number, rows) if is_plain else None
+            found = loss_gradients(part, whole, number, rows) if is_plain else None
             if found is None or found[0].nbytes(samples.total) > _MOST_BYTES:
                 self.unknown.append(number)
                 continue
-            is_needed = weighed is not None or not _is_average(*found, rows, samples)
+            is_needed = weighed is not None or not is_average(*found, rows, samples)
             if not is_needed and len(samples.sizes) == 1:
                 continue
-            call = self._call(number, part.trace.lowered.graph, found[0])
+            function = found[0] if any_size is None else gradient_of_any_size(found[0], any_size, number, rows)
+            call = self._call(number, part.trace.lowered.graph, function)
             if call is not None:
-                self.possible[number] = call, found[0]
+                self.possible[number] = call, function
                 needed += [number] if is_needed else []
             elif is_needed:
                 self.unknown.append(number)
@@ -153,14 +148,15 @@ class LossCoefficients:
         Args:
             number: of the call.
         """
-        return frozenset(n for n in self.possible[number][1].arguments if self._rows.holds_samples(n))
+        return frozenset(n for n in self.possible[number][1].arguments if self._rows.sample_axis(n) is not None)
 
-    def _call(self, number: int, graph: OpGraph, function: _Coefficients) -> CallCoefficients | None:
+    def _call(self, number: int, graph: OpGraph, function: LossGradient) -> CallCoefficients | None:
         """Returns how the gradient of a call is taken; None where coefficients cannot be given to microbatches."""
         cuts, follows = function.tail.cuts, function.depend_on_model()
         fixed = {place for place, cut in enumerate(cuts) if cut.axis is None}
-        repeated = sum(graph.type_of(cuts[place].part).nbytes() for place in fixed if not function.is_constant(place))
-        if any(cut.axis for cut in cuts) or repeated * self._samples.count > _MOST_BYTES:
+        constants = function.constants(self.samples.total)
+        repeated = sum(graph.type_of(cuts[place].part).nbytes() for place in fixed - constants.keys())
+        if any(cut.axis for cut in cuts) or repeated * self.samples.count > _MOST_BYTES:
             return None
         if follows:
             try:
@@ -168,9 +164,6 @@ class LossCoefficients:
             except NotAloneError:
                 return None
         names = tuple(f"{graph.nodes[cut.part.node].name}:{cut.part.index}" for cut in cuts)
-        made = {n: made_up(spec, np.random.RandomState(0)) for n, spec in function.arguments.items()}
-        values = function(made, function.zeros(self._samples.total))
-        constants = {place: values[place].numpy() for place in fixed if function.is_constant(place)}
         blocks = {place: cut.blocks for place, cut in enumerate(cuts) if cut.blocks > 1}
         return CallCoefficients(number, names, constants, frozenset(fixed - constants.keys()), follows, blocks)
 
@@ -192,246 +185,66 @@ class LossCoefficients:
             for cut in function.tail.cuts
         ]
         own = [joined_cut(cut, output.outputs) for cut, output in zip(cuts, outputs, strict=True)]
-        return join_cuts(cuts, own, self._samples.count, "smp_outputs_of_all")
+        return join_cuts(cuts, own, self.samples.count, "smp_outputs_of_all", handles=message_order())
 
-    def of(self, arguments: Sequence[Any], outputs: Sequence[tf.Tensor] | None = None) -> list[tf.Tensor]:
+    def of(
+        self,
+        arguments: Sequence[Any],
+        outputs: Sequence[tf.Tensor] | None = None,
+        own: OwnSamples | GatheredSamples | None = None,
+    ) -> list[tf.Tensor]:
         """Returns the coefficients for a batch, call by call: a row for each sample. All replicas call it together.
 
         Args:
             arguments: the step's tensor arguments, composite ones in parts; of this replica.
-            outputs: the tensors of `outputs` for the whole batch; None for coefficients that are of the right types,
-                and hold nothing of use.
+            outputs: the tensors of `outputs` for the whole batch; None where there are none.
+            own: which samples of the whole batch this replica has; None where these are `samples`.
         """
         found: list[tf.Tensor] = []
-        left, own = iter(outputs or ()), self._samples
+        left, own = iter(outputs or ()), own or self.samples
         held = sorted({n for call in self.calls for n in self.arguments_of(call.number)})
-        of_all = join_rows([(arguments[number], 0) for number in held], own.count, "smp_arguments_of_all")
+        rows = [(arguments[number], self._rows.sample_axis(number) or 0) for number in held]
+        of_all = join_rows(rows, own.count, "smp_arguments_of_all", message_order())
         given_to_all = {**dict(enumerate(arguments)), **dict(zip(held, of_all, strict=True))}
         for call, function in zip(self.calls, self._functions, strict=True):
             given = function.zeros(own.total)
             if call.follows_model and outputs is not None:
                 given = [next(left) for _ in given]
+            given = [*given, *function.lengths(own.total, self.samples.total)]
             values = function({number: given_to_all[number] for number in function.arguments}, given)
             found += [
-                self._by_sample(call, place, value) for place, value in enumerate(values) if place not in call.constants
+                self._by_sample(call, place, value, own)
+                for place, value in enumerate(values)
+                if place not in call.constants
             ]
         return found
 
-    def _by_sample(self, call: CallCoefficients, place: int, value: tf.Tensor) -> tf.Tensor:
+    def empty(self) -> list[tf.Tensor]:
+        """Returns coefficients that are of the right types, and hold nothing of use."""
+        own = OwnSamples((self.samples.count,), 0, self.samples.microbatches)
+        return [
+            self._by_sample(call, place, value, own)
+            for call, function in zip(self.calls, self._functions, strict=True)
+            for place, value in enumerate(function.zeros(own.count))
+            if place not in call.constants
+        ]
+
+    def _by_sample(
+        self, call: CallCoefficients, place: int, value: tf.Tensor, own: OwnSamples | GatheredSamples
+    ) -> tf.Tensor:
         """Returns the coefficients of a tensor with a row a sample."""
         if place in call.shared:
-            return tf.repeat(value[tf.newaxis], self._samples.count, axis=0)
+            return tf.repeat(value[tf.newaxis], own.count, axis=0)
         by_sample = blocks_swapped(by_block(value, call.blocks[place])) if place in call.blocks else value
-        return self._samples.rows_of(by_sample)
+        return own.rows_of(by_sample)
 
-
-class _Coefficients:
-    """The gradient of a loss by the tensors where its tail begins, as a function of arguments.
-
-    Args:
-        traced: the step.
-        tail: the loss's tail.
-    """
-
-    def __init__(self, traced: StepTrace, tail: Tail) -> None:
-        self.tail = tail
-        self.graph = traced.lowered.graph
-        tail_graph = TailGraph(traced, tail)
-        #: By number of an argument that it reads, its type.
-        self.arguments = self.specs_of(tail.arguments)
-
-        # Variables of the script, such as a counter, that the loss reads or writes. The step itself writes them.
-        read = {node.source for node in map(self.graph.nodes.__getitem__, tail.nodes) if node.op == VARIABLE}
-        self._variables = {index: v for index, v in enumerate(traced.lowered.variables) if index in read}
-        self._copies = {index: tf.Variable(variable) for index, variable in self._variables.items()}
-
-        def gradients(values: list[tf.Tensor], arguments: list[tf.Tensor]) -> list[tf.Tensor]:
-            results = tail_graph.write(values, dict(zip(self.arguments, arguments, strict=True)), self._copies)
-            loss = tf.add_n([tf.reduce_sum(value) for value in results[_LOSS]])
-            found = tf.gradients(loss, values)
-            return [
-                tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
-                for value, gradient in zip(values, found, strict=True)
+    @property
+    def key(self) -> list[Any]:
+        """Returns what has to be the same on all replicas, as JSON holds it."""
+        return [
+            [
+                *(call.number, call.tensors, call.follows_model, sorted(self.arguments_of(call.number))),
+                *(sorted(call.constants), sorted(call.shared), sorted(call.blocks.items())),
             ]
-
-        self._function = tf.function(gradients, autograph=False).get_concrete_function(
-            [self._spec(tensor) for tensor in (*(cut.whole for cut in tail.cuts), *tail.shapes)],
-            list(self.arguments.values()),
-        )
-
-    def __call__(
-        self, arguments: Mapping[int, Any], values: Sequence[Any], states: Mapping[Any, Any] | None = None
-    ) -> list[tf.Tensor]:
-        """Returns the coefficients.
-
-        Args:
-            arguments: the step's tensor arguments, by number.
-            values: the tensors where the tail begins; anything where nothing depends on what they hold.
-            states: what variables of the script hold, by their references; None for what they hold now.
-        """
-        given = [tf.cast(arguments[number], spec.dtype) for number, spec in self.arguments.items()]
-        for index, variable in self._variables.items():
-            self._copies[index].assign(variable if states is None else states[variable.ref()])
-        return list(self._function(*map(tf.convert_to_tensor, values), *given))
-
-    def specs_of(self, arguments: Collection[int]) -> dict[int, tf.TensorSpec]:
-        """Returns types of arguments of the step by their numbers.
-
-        Args:
-            arguments: their numbers. Some of another size's trace may be known from shapes alone here: of ones in the
-                shape of `y`, `y` is read where its length is open.
-        """
-        nodes = {node.source: number for number, node in enumerate(self.graph.nodes) if node.op == ARGUMENT}
-        return {number: self._spec(Tensor(nodes[number], 0)) for number in sorted(arguments)}
-
-    def specs(self, samples: int) -> list[tf.TensorSpec]:
-        """Returns the types of the tensors where the tail begins.
-
-        Args:
-            samples: how many samples there are.
-        """
-        found = []
-        for cut in self.tail.cuts:
-            kind = self.graph.type_of(cut.whole)
-            shape = list(kind.shape or ())
-            if cut.axis is not None and shape[cut.axis] is None:
-                shape[cut.axis] = samples * cut.blocks
-            found.append(tf.TensorSpec(shape, kind.dtype))
-        return found
-
-    def shapes(self, whole: OpGraph, share: Fraction) -> list[np.ndarray]:
-        """Returns the shapes that a microbatch's tail begins at, besides its tensors.
-
-        Args:
-            whole: the whole batch's graph, in which every length is known.
-            share: of the samples, the part that is in the microbatch. An open length is this part of what it is there.
-        """
-        found = []
-        for tensor, shape in self.tail.shapes.items():
-            of = self.graph.nodes[tensor.node].inputs[0]
-            there = whole.type_of(Tensor(whole.number_of[self.graph.nodes[of.node].name], of.index)).shape or ()
-            if [None if d is None else w for d, w in zip(shape, there, strict=False)] != list(shape):
-                raise LookupError(f"{self.graph.nodes[of.node].name!r} is another tensor in the whole batch's graph")
-            values = [int((w or 0) * share) if d is None else d for d, w in zip(shape, there, strict=True)]
-            found.append(np.array(values, self.graph.type_of(tensor).dtype))
-        return found
-
-    @property
-    def variables(self) -> list[tf.Variable]:
-        """Returns the variables of the script that coefficients may depend on."""
-        return list(self._variables.values())
-
-    @property
-    def compared_with(self) -> tuple[float, ...]:
-        """Returns the numbers that the loss compares something with."""
-        return compared_with(self.graph, self.tail.nodes)
-
-    def nbytes(self, samples: int) -> int:
-        """Returns the bytes of the tensors where the tail begins.
-
-        Args:
-            samples: how many samples there are.
-        """
-        kinds = [self.graph.type_of(cut.whole) for cut in self.tail.cuts]
-        return sum(kind.nbytes(samples) for kind in kinds)
-
-    def zeros(self, samples: int) -> list[tf.Tensor]:
-        """Returns zeros of the types of the tensors where the tail begins.
-
-        Args:
-            samples: how many samples there are.
-        """
-        return [tf.zeros(spec.shape, spec.dtype) for spec in self.specs(samples)]
-
-    def depend_on_model(self) -> bool:
-        """Returns whether a coefficient depends on what the model computes."""
-        return bool(self._reached(range(len(self.tail.cuts))) & set(range(len(self.tail.cuts))))
-
-    def is_constant(self, place: int) -> bool:
-        """Returns whether the coefficient of a tensor depends on nothing.
-
-        Args:
-            place: the tensor, by its place among the tail's cuts.
-        """
-        return not self._reached([place])
-
-    def _reached(self, places: Iterable[int]) -> set[int]:
-        """Returns which of the function's inputs, variables among them, the values of some of its outputs depend on."""
-        graph = self._function.graph
-        position = {tensor.op.name: number for number, tensor in enumerate(graph.inputs)}
-        stack = [graph.outputs[place].op for place in places]
-        seen: set[str] = set()
-        while stack:
-            op = stack.pop()
-            if op.name not in seen:
-                seen.add(op.name)
-                if op.type not in _SHAPES:
-                    stack.extend(tensor.op for tensor in op.inputs)
-        return {position[name] for name in seen if name in position}
-
-    def _spec(self, tensor: Tensor) -> tf.TensorSpec:
-        kind = self.graph.type_of(tensor)
-        return tf.TensorSpec(kind.shape, kind.dtype)
-
-
-def _coefficients(
-    part: NotedTrace, whole: NotedTrace, number: int, rows: SampleRows
-) -> tuple[_Coefficients, _Coefficients] | None:
-    """Returns the coefficients of a call's loss for the whole batch, and those that a microbatch has it count.
-
-    None where it has none: it begins at nothing that holds samples, or is computed of what is made at random.
-    """
-    graph, own = whole.trace.lowered.graph, part.trace.lowered.graph
-    targets, in_part = ([noted.trace.tensor_of(t) for t in noted.calls.targets[number]] for noted in (whole, part))
-    tail = find_tail(graph, rows, {_LOSS: targets}, begins_at_model=True)
-    if tail.left_out or not tail.cuts or len(in_part) != len(targets):
-        return None
-    cuts = tuple(dataclasses.replace(cut, whole=cut.part) for cut in tail.cuts)
-    of_batch = _Coefficients(whole.trace, tail)
-    of_microbatch = _Coefficients(part.trace, tail_from(own, cuts, {_LOSS: tuple(in_part)}))
-    return of_batch, of_microbatch
-
-
-def _is_average(of_batch: _Coefficients, of_microbatch: _Coefficients, rows: SampleRows, samples: OwnSamples) -> bool:
-    """Returns whether what microbatches count on their own averages to what the batch counts, on made-up values."""
-    cuts, finite = of_batch.tail.cuts, False
-    specs = of_batch.specs_of({*of_batch.arguments, *of_microbatch.arguments})
-    for seed in range(_TRIALS):
-        random = np.random.RandomState(seed)
-        among = of_batch.compared_with if seed >= _TRIALS // 2 else ()
-        made = {number: made_up(spec, random, among=among) for number, spec in specs.items()}
-        states = {
-            v.ref(): made_up(tf.TensorSpec(v.shape, v.dtype), random)
-            for v in of_batch.variables + of_microbatch.variables
-        }
-        # Outputs may be of any sign, as logits are, or probabilities.
-        values = [made_up(spec, random, is_share=seed % 2 == 1) for spec in of_batch.specs(samples.total)]
-        try:
-            whole = [value.numpy() for value in of_batch(made, values, states)]
-        except tf.errors.OpError:
-            if not among:
-                raise
-            continue  # Something that is compared cannot be one of these numbers, such as the number of a class.
-        finite |= all(np.isfinite(value).all() for value in whole)
-        begin = samples.begin
-        for size in samples.parts:
-            own = {n: v[begin : begin + size] if rows.holds_samples(n) else v for n, v in made.items()}
-            at = [[b * samples.total + n for b in range(c.blocks) for n in range(begin, begin + size)] for c in cuts]
-            given = [v if c.axis is None else np.take(v, i, c.axis) for c, v, i in zip(cuts, values, at, strict=True)]
-            given += of_microbatch.shapes(of_batch.graph, Fraction(size, samples.total))
-            for cut, of_all, of_part, rows_of in zip(cuts, whole, of_microbatch(own, given, states), at, strict=False):
-                wanted, found = of_all, of_part.numpy()
-                if cut.axis is not None:
-                    wanted, found = np.take(of_all, rows_of, cut.axis) * samples.total, found * size
-                if not _is_alike(wanted, found):
-                    return False
-            begin += size
-    return finite
-
-
-def _is_alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Returns whether two arrays are the same but for rounding."""
-    rounding = _ROUNDING.get(tf.as_dtype(one.dtype), 1e-4)
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    most = np.max(np.abs(one), initial=0.0, where=np.isfinite(one))
-    return np.allclose(one, other, rtol=rounding, atol=1e-2 * rounding * most, equal_nan=True)
+            for call in self.calls
+        ]

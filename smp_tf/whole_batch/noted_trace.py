@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.trace import StepTrace
-from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.gradient_calls import UNKNOWN_GRADIENT, GradientCalls
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,3 +40,16 @@ class BatchTraces:
     whole: NotedTrace
     rows: SampleRows
     of_any_size: Callable[[], NotedTrace]
+
+
+def sample_rows(part: StepTrace, whole: StepTrace, samples: int) -> SampleRows:
+    """Returns what the tensors of a step's graph for a whole batch are made of.
+
+    Args:
+        part: the step as it is traced for a microbatch.
+        whole: the same, traced for all samples of a batch, with placeholders for gradients.
+        samples: number of samples.
+    """
+    graph = whole.lowered.graph
+    unknown = frozenset(node.name for node in graph.nodes if UNKNOWN_GRADIENT in node.name)
+    return SampleRows(graph, part.lowered.graph, samples, unknown)

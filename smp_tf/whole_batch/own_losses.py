@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.batch.microbatches import sizes_of
+from smp_tf.batch.composite_parts import composite_parts
 from smp_tf.errors import StepError
-from smp_tf.job import runtime
-from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Examined
-from smp_tf.whole_batch.batch_results import sample_rows
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
-from smp_tf.whole_batch.noted_trace import NotedTrace
+from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows
 from smp_tf.whole_batch.own_samples import OwnSamples
+from smp_tf.whole_batch.replica_calls import calls_on_replicas
+from smp_tf.whole_batch.replica_forms import ReplicaForms
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
 
@@ -38,18 +37,27 @@ class OwnLosses:
         step_of: makes a step that takes the function's arguments, and coefficients, given what runs in it; also given,
             where these are others, its options and what looks at its traces.
         options: the options of such a step.
+        forms: the forms of its calls.
     """
 
     def __init__(
-        self, in_words: str, body: Callable[..., Any], step_of: Callable[..., Step], options: StepOptions
+        self,
+        in_words: str,
+        body: Callable[..., Any],
+        step_of: Callable[..., Step],
+        options: StepOptions,
+        forms: ReplicaForms,
     ) -> None:
         self._in_words = in_words
+        self._forms = forms
         self._body = body
         self._plain = step_of(self._traced)
         self._step_of = step_of
         self._options = options
         self._weighed: WeighedStep | None = None
-        self._numbers: frozenset[int] = frozenset()
+        self._numbers: set[int] = set()
+        #: By form of a call, the calls of `tf.GradientTape.gradient` for which all replicas have coefficients.
+        self._agreed: dict[Hashable, set[int]] = {}
         #: The trace of a microbatch that came last: its graph, and the gradients that it takes.
         self.last: tuple[Any, GradientCalls]
 
@@ -67,7 +75,7 @@ class OwnLosses:
             except WeighedError as error:
                 first, self._weighed = error.coefficients, self._weighed_step()
                 self._of_one = self._step_of(self._traced, dataclasses.replace(self._options, small_first_batch=True))
-                self._numbers = frozenset(call.number for call in first.calls)
+                self._numbers = {call.number for call in first.calls}
         samples = self._plain.samples_in(*args, **kwargs)
         if samples is None:
             raise StepError(
@@ -76,21 +84,21 @@ class OwnLosses:
                 f"that calls the step. Use batches of one size (drop_remainder=True), or call that function with "
                 f"batches, and not within a loop over a dataset in it."
             )
-        if samples == 1:
+        if samples == 1 and not self._forms.has_several:
             # Its one microbatch is the batch.
             return self._of_one.find(*args, **kwargs)
-        if first is not None and first.samples.total != samples:
+        if first is not None and first.samples.count != samples:
             first = None
         return self._weighed.program_for(args, kwargs, first)
 
-    def weigh(self, part: NotedTrace, whole: NotedTrace, rows: SampleRows, samples: int) -> None:
+    def weigh(self, traces: BatchTraces, samples: OwnSamples, form: Hashable, composites: Collection[int]) -> None:
         """Raises where microbatches have to be told what their samples count, or where that cannot be told.
 
         Args:
-            part: the step as it is traced for a microbatch.
-            whole: the same, traced for all samples of a batch.
-            rows: what the tensors of `whole` are made of.
-            samples: number of samples in a batch.
+            traces: the traces of the step.
+            samples: of the whole batch, and which of them this replica has.
+            form: the form of the step's call.
+            composites: the arguments, by number, that are parts of ragged or sparse tensors.
 
         Raises:
             WeighedError: microbatches have to be told.
@@ -98,9 +106,35 @@ class OwnLosses:
         """
         if self._weighed is not None:
             return
-        found = self._coefficients(part, whole, rows, samples, None)
+        found = self._coefficients(traces, samples, None)
+        if self._forms.has_several:
+            self._agree(found, form, composites)
         if found.calls:
             raise WeighedError(found)
+
+    def _agree(self, found: LossCoefficients, form: Hashable, composites: Collection[int]) -> None:
+        """Takes the coefficients of all losses that need some on any replica.
+
+        Raises:
+            StepError: a replica cannot have them.
+        """
+        if form not in self._agreed:
+            wanted, are_possible = calls_on_replicas(self._in_words, found, composites)
+            if not are_possible:
+                raise StepError(
+                    f"{self._in_words} has whole_batch=True and a loss of ragged, sparse or text arguments, which "
+                    f"cannot be joined over the replicas. Give it tensors that are padded to one length, or leave out "
+                    f"whole_batch=True."
+                )
+            self._agreed[form] = wanted
+        wanted = self._agreed[form]
+        if not {call.number for call in found.calls} <= wanted <= set(found.possible):
+            raise StepError(
+                f"{self._in_words} has whole_batch=True, and its loss counts {found.samples.count} samples in another "
+                f"way than those of the batches before. Over replicas, use batches of one size (drop_remainder=True)."
+            )
+        found.take(wanted)
+        self._forms.require(form, "what a loss is computed of", [found.are_of_any_size, found.key])
 
     def _traced(self, *args: Any, smp_coefficients: Sequence[tf.Tensor] = (), **kwargs: Any) -> Any:
         """Returns what the function returns for a microbatch, in which gradients are noted."""
@@ -135,58 +169,67 @@ class OwnLosses:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Collection[int]
     ) -> LossCoefficients:
         """Returns the coefficients for batches of another structure."""
-        samples = self._plain.samples_in(*args, **kwargs)
-        assert samples is not None
-        of_part, of_whole = GradientCalls(), GradientCalls()
+        count = self._plain.samples_in(*args, **kwargs)
+        assert count is not None
+        form = self._plain.form_of(*args, **kwargs)
+        samples = self._forms.samples(form, count)
+        traces = self._traces_for(args, kwargs, samples)
+        found = self._coefficients(traces, samples, self._agreed.get(form))
+        if self._forms.has_several:
+            self._agree(found, form, composite_parts(self._plain.tensors_of(*args, **kwargs)))
+            return found
+        # A loss that is an average for batches of one size may be none for those of another.
+        told = {call.number for call in found.calls}
+        self._numbers |= told
+        # Arguments that are no tensors may choose another way through the function, with fewer losses.
+        wanted = {number for number in self._numbers if number < len(traces.part.calls.targets)}
+        return found if wanted == told else self._coefficients(traces, samples, wanted)
+
+    def _traces_for(self, args: Sequence[Any], kwargs: Mapping[str, Any], samples: OwnSamples) -> BatchTraces:
+        """Returns the traces of the step for a call, only to be looked at."""
+        of_part = GradientCalls()
 
         def part_of(*given: Any, **named: Any) -> Any:
             with of_part.noted():
                 return self._body(*given, **named)
 
-        def whole_of(*given: Any, **named: Any) -> Any:
-            with of_whole.left_out(of_part):
-                return self._body(*given, **named)
+        def whole(size: int | None) -> NotedTrace:
+            calls = GradientCalls()
 
-        sizes = set(sizes_of(samples, min(samples, runtime.current().config.microbatches)))
+            def whole_of(*given: Any, **named: Any) -> Any:
+                with calls.left_out(of_part):
+                    return self._body(*given, **named)
+
+            return NotedTrace(self._plain.trace_for(size, whole_of, *args, **kwargs), calls)
+
+        sizes = set(samples.parts)
         size = sizes.pop() if len(sizes) == 1 else None
         part = NotedTrace(self._plain.trace_for(size, part_of, *args, **kwargs), of_part)
-        whole = NotedTrace(self._plain.trace_for(samples, whole_of, *args, **kwargs), of_whole)
-        rows = sample_rows(part.trace, whole.trace, samples)
-        found = self._coefficients(part, whole, rows, samples, None)
-        # A loss that is an average for batches of one size may be none for those of another.
-        told = {call.number for call in found.calls}
-        self._numbers |= told
-        # Arguments that are no tensors may choose another way through the function, with fewer losses.
-        wanted = {number for number in self._numbers if number < len(of_part.targets)}
-        if wanted == told:
-            return found
-        return self._coefficients(part, whole, rows, samples, wanted)
+        of_all = whole(samples.total)
+        rows = sample_rows(part.trace, of_all.trace, samples.total)
+        return BatchTraces(self._in_words, part, of_all, rows, lambda: whole(None))
 
     def _coefficients(
-        self,
-        part: NotedTrace,
-        whole: NotedTrace,
-        rows: SampleRows,
-        samples: int,
-        numbers: Collection[int] | None,
+        self, traces: BatchTraces, samples: OwnSamples, numbers: Collection[int] | None
     ) -> LossCoefficients:
         """Returns the coefficients of losses.
 
         Raises:
             StepError: it cannot be told how a loss counts samples.
         """
-        microbatches = runtime.current().config.microbatches
         try:
+            found = self._of_any_size(traces, samples, numbers) if self._forms.has_several else None
             # It is tried on numbers, also where the step is called in a graph.
             with tf.init_scope():
-                own = OwnSamples((samples,), 0, microbatches)
-                found = LossCoefficients(part, whole, rows, own, weighed=numbers)
+                if found is None:
+                    found = LossCoefficients(traces.part, traces.whole, traces.rows, samples, weighed=numbers)
         except (TypeError, ValueError, LookupError, tf.errors.OpError) as error:
             raise StepError(
                 f"{self._in_words} has whole_batch=True, and it cannot be told how its loss counts samples: {error}. "
                 f"Leave out whole_batch=True, and return what is needed for each sample."
             ) from error
-        unknown = [number for number in found.unknown if any(kind is not None for kind in part.calls.kinds[number])]
+        kinds = traces.part.calls.kinds
+        unknown = [number for number in found.unknown if any(kind is not None for kind in kinds[number])]
         if unknown:
             raise StepError(
                 f"{self._in_words} has whole_batch=True, and it cannot be told how the loss counts samples that "
@@ -195,6 +238,23 @@ class OwnLosses:
                 f"output_gradients. Leave out whole_batch=True where the loss is a mean over samples."
             )
         return found
+
+    def _of_any_size(
+        self, traces: BatchTraces, samples: OwnSamples, numbers: Collection[int] | None
+    ) -> LossCoefficients | None:
+        """Returns the coefficients for batches of any size; None where the step needs the number of samples."""
+        try:
+            any_size = traces.of_any_size()
+            with tf.init_scope():
+                return LossCoefficients(
+                    traces.part, traces.whole, traces.rows, samples, weighed=numbers, any_size=any_size
+                )
+        except Exception:
+            import traceback
+
+            print("DBG", traceback.format_exc())
+            # Either the open size causes it, or it comes again with the size.
+            return None
 
 
 def _factor(counts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.batch.microbatches import SplitArgument, count_samples
 from smp_tf.batch.output import StepOutput, of_batch
 from smp_tf.batch.output_description import GradientSum, OutputDescription, OutputHolder
 from smp_tf.batch.results import ResultStructure, local_outputs_of
@@ -29,9 +30,11 @@ from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.steps.sequel import WithoutTasks
 from smp_tf.steps.trace import StepTrace
 from smp_tf.variables import store
-from smp_tf.whole_batch.batch_results import BatchResults, named_leaves
+from smp_tf.whole_batch.batch_results import BatchResults, Written
 from smp_tf.whole_batch.gradient_calls import GradientCalls
+from smp_tf.whole_batch.own_samples import gathered_samples, message_order
 from smp_tf.whole_batch.tail_graph import joined_cut
+from smp_tf.whole_batch.traced_results import named_leaves
 
 #: The names under which a step returns its results, sorted.
 OF_SAMPLES = "results"
@@ -58,9 +61,17 @@ class OwnResults:
         traced: the step as it is traced for a microbatch.
         calls: the gradients that are taken in it.
         local: names of results that stay on the rank that makes them.
+        arguments: how the step's arguments are cut.
     """
 
-    def __init__(self, in_words: str, traced: StepTrace, calls: GradientCalls, local: Sequence[str]) -> None:
+    def __init__(
+        self,
+        in_words: str,
+        traced: StepTrace,
+        calls: GradientCalls,
+        local: Sequence[str],
+        arguments: Sequence[SplitArgument],
+    ) -> None:
         self._in_words = in_words
         self._structure = ResultStructure(traced.lowered.results)
         leaves = named_leaves(traced.lowered.results)
@@ -85,7 +96,9 @@ class OwnResults:
         self._owners = Owners(tuple(owners))
         #: Whether gradients are needed once per batch, and not only as averages over microbatches.
         self.uses_gradients = bool(nonlinear_uses(graph) or meets_states(graph)) or any(o is None for o in owners)
+        self._arguments = arguments
         self._once: BatchResults | None = None
+        self._only: int | None = None
         self._cuts: list[Cut] = []
 
     def _refuse_other_gradients(self, graph: OpGraph, made: set[Tensor]) -> None:
@@ -121,7 +134,7 @@ class OwnResults:
         results = {OF_SAMPLES: of_samples, OF_GRADIENTS: [of_gradients], LOCAL: local}
         return StepTrace(traced.trace, dataclasses.replace(lowered, results=results), traced.models)
 
-    def take(self, once: BatchResults, whole: StepTrace, part: StepTrace, rows: Any) -> None:
+    def take(self, once: BatchResults, whole: StepTrace, part: StepTrace, rows: Any, only: int | None = None) -> None:
         """Takes what computes results once per batch.
 
         Args:
@@ -129,6 +142,7 @@ class OwnResults:
             whole: the step as it is traced for all samples, sorted.
             part: the step as it is traced for a microbatch, sorted.
             rows: what the tensors of `whole` are made of.
+            only: how many samples the batches of all replicas have to have together; None for any number.
 
         Raises:
             StepError: a result, or what the step writes, cannot be computed once per batch.
@@ -157,7 +171,7 @@ class OwnResults:
                     f"rank, of the whole batch: take it out of local_outputs."
                 )
             self._cuts.append(Cut(other, own, content.rows, content.blocks))
-        self._once = once
+        self._once, self._only = once, only
 
     @property
     def rounds_of_telling(self) -> int:
@@ -174,7 +188,7 @@ class OwnResults:
         of_samples: Iterable[Any] = found[OF_SAMPLES]
         of_gradients: Iterable[StepOutput] = [of_batch(g, g.accumulate()) for g in found.get(OF_GRADIENTS, [[]])[0]]
         if self._once is not None:
-            written = self._once.write(found, tensors, [self._owners], WithoutTasks())
+            written = self._write(self._once, found, tensors)
             of_samples = [StepOutput(OutputDescription(value.name), [value], [1]) for value in written.results]
             if written.gradients is not None:
                 of_gradients = map(_of_gradients, written.gradients[0], self._owners.variables)
@@ -185,6 +199,19 @@ class OwnResults:
         left = iter(of_samples), iter(of_gradients), iter(local)
         order = zip(self._is_of_samples, self._gradients, self._local, strict=True)
         return [next(left[kinds.index(True)]) for kinds in order]
+
+    def _write(self, once: BatchResults, found: Mapping[str, Any], tensors: Sequence[Any]) -> Written:
+        """Writes what is computed once per batch."""
+
+        def samples() -> Any:
+            cut = [(a, t) for a, t in zip(self._arguments, tensors, strict=True) if a.axis is not None]
+            argument, tensor = cut[0]
+            count = count_samples(tensor, argument.axis or 0)
+            if self._only is not None:
+                gathered_samples(count, self._only, self._in_words)
+            return count
+
+        return once.write(found, tensors, [self._owners], WithoutTasks(), samples, message_order())
 
     def filled(self, outputs: Sequence[StepOutput]) -> Any:
         """Returns what the function returns, with a `StepOutput` in place of every tensor.

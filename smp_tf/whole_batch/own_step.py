@@ -11,30 +11,34 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.announce import announce
+from smp_tf.batch.composite_parts import composite_parts
 from smp_tf.batch.output import StepOutput, of_batch
-from smp_tf.errors import StepError
+from smp_tf.errors import PeerError, RankMismatchError, StepError
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.partition.samples.once_per_batch import NotOnceError
 from smp_tf.partition.samples.one_microbatch import OneMicrobatch
 from smp_tf.partition.samples.sample_rows import Rows
 from smp_tf.partition.tf_internals import autograph_convert
+from smp_tf.replicas import unaveraged
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.program import SplitProgram
 from smp_tf.steps.signatures import NeedsItsSizesError
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Examined, Retrace, StepTrace
 from smp_tf.tf_internals import named
-from smp_tf.whole_batch.batch_results import BatchResults, sample_rows
+from smp_tf.whole_batch.batch_results import GRADIENTS, BatchResults
 from smp_tf.whole_batch.gradient_calls import GradientCalls
-from smp_tf.whole_batch.noted_trace import NotedTrace
+from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows
 from smp_tf.whole_batch.own_losses import OwnLosses
 from smp_tf.whole_batch.own_results import LOCAL, OwnResults
+from smp_tf.whole_batch.replica_forms import ReplicaForms
 from smp_tf.whole_batch.used_gradients import gradients_of
 from smp_tf.whole_batch.weighed_step import COEFFICIENTS, WeighedError
 
@@ -48,6 +52,7 @@ class WholeBatchStep:
     """
 
     _is_known: bool
+    _forms: ReplicaForms
     _losses: OwnLosses
 
     def __init__(self, function: Callable[..., Any], options: StepOptions) -> None:
@@ -102,7 +107,8 @@ class WholeBatchStep:
         self._is_known = False
         # AutoGraph converts the script's function, and nothing else.
         self._inner = dataclasses.replace(self._options, autograph=False, local_outputs=())
-        self._losses = OwnLosses(self._in_words, self._body, self._step_of, self._inner)
+        self._forms = ReplicaForms(self._in_words)
+        self._losses = OwnLosses(self._in_words, self._body, self._step_of, self._inner, self._forms)
         self._results: dict[int, OwnResults] = {}
         self._eager: dict[SplitProgram, _EagerProgram] = {}
 
@@ -119,7 +125,7 @@ class WholeBatchStep:
 
         called.__name__ = self.name
         called.__signature__ = _with_coefficients(inspect.signature(self._function))  # type: ignore[attr-defined]
-        return Step(called, options or self._inner, examine=examine or self._examine)
+        return Step(called, options or self._inner, applied=_applied, examine=examine or self._examine)
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:
         body = autograph_convert(self._function) if self._options.autograph else self._function
@@ -129,14 +135,19 @@ class WholeBatchStep:
         """Traces a new program's step for a whole batch, and takes out of it what is computed once per batch."""
         graph, calls = self._losses.last
         assert graph is traced.trace.graph, "a step is looked at as soon as it is traced"
-        self._refuse_replicas()
-        results = OwnResults(self._in_words, traced, calls, self._options.local_outputs)
+        results = OwnResults(self._in_words, traced, calls, self._options.local_outputs, retrace.arguments)
         part = results.sorted(traced)
         self._results[id(traced.trace)] = results
-        if retrace.microbatches > 1 or (results.uses_gradients and runtime.current().topology.stages > 1):
+        if results.uses_gradients and unaveraged.are_left():
+            raise StepError(
+                f"{self._in_words} has whole_batch=True and computes something of its gradients. With "
+                f'"gradient_compression": "1bit" each replica has gradients of its own. Leave one of the two out.'
+            )
+        is_over_stages = results.uses_gradients and runtime.current().topology.stages > 1
+        if retrace.microbatches > 1 or self._forms.has_several or is_over_stages:
             try:
-                part = self._once_per_batch(part, calls, results, retrace)
-            except (NeedsItsSizesError, StepError, WeighedError):
+                part = self._once_per_batch(NotedTrace(part, calls), results, retrace)
+            except (NeedsItsSizesError, PeerError, RankMismatchError, StepError, WeighedError):
                 raise
             except NotOnceError as error:
                 raise StepError(
@@ -150,31 +161,56 @@ class WholeBatchStep:
                 ) from error
         return Examined(part, (LOCAL,), results.rounds_of_telling)
 
-    def _once_per_batch(
-        self, part: StepTrace, calls: GradientCalls, results: OwnResults, retrace: Retrace
-    ) -> StepTrace:
+    def _once_per_batch(self, part: NotedTrace, results: OwnResults, retrace: Retrace) -> StepTrace:
         """Returns the step for a microbatch, sorted, without what is computed once per batch."""
-        is_one, samples = retrace.microbatches == 1, retrace.samples
-        if not (is_one or samples):
-            samples = _made_up_samples(retrace.microbatches)
+        is_one, count = retrace.microbatches == 1 and not self._forms.has_several, retrace.samples
+        if not (is_one or count):
+            count = _made_up_samples(retrace.microbatches)
+        own = self._forms.samples(retrace.form, count) if count else None
+        total = own.total if own is not None else None
 
         def noted(size: int | None) -> NotedTrace:
             taken = GradientCalls()
-            return NotedTrace(results.sorted(retrace.trace(self._whole_batch(taken, calls), size)), taken)
+            return NotedTrace(results.sorted(retrace.trace(self._whole_batch(taken, part.calls), size)), taken)
 
-        noted_part, noted_whole = NotedTrace(part, calls), noted(samples)
-        any_size = noted(None) if retrace.has_any_size and not is_one else None
-        whole, of_any_size = noted_whole.trace, any_size.trace if any_size is not None else None
-        by_lengths = sample_rows(part, whole, samples or 1)
-        rows: Rows = OneMicrobatch(by_lengths, whole.lowered.graph) if is_one else by_lengths
+        whole = noted(total)
+        by_lengths = sample_rows(part.trace, whole.trace, total or 1)
+        traces = BatchTraces(self._in_words, part, whole, by_lengths, functools.cache(lambda: noted(None)))
+        composites = composite_parts(argument.spec for argument in retrace.arguments)
         if not is_one:
-            assert samples is not None
-            self._losses.weigh(noted_part, noted_whole, by_lengths, samples)
-        gradients = None
-        if results.uses_gradients:
-            gradients = gradients_of(noted_part, any_size or noted_whole)
-        once = BatchResults(self._in_words, part, whole, rows, of_any_size=of_any_size, gradients=gradients)
-        results.take(once, whole, part, rows)
+            assert own is not None
+            self._losses.weigh(traces, own, retrace.form, composites)
+        if self._forms.has_several:
+            return self._over_replicas(traces, results, retrace.form, composites)
+        any_size = traces.of_any_size() if retrace.has_any_size and not is_one else None
+        rows: Rows = OneMicrobatch(by_lengths, whole.trace.lowered.graph) if is_one else by_lengths
+        once = _batch_results(traces, rows, any_size, uses_gradients=results.uses_gradients)
+        results.take(once, whole.trace, part.trace, rows)
+        return once.taken_out()
+
+    def _over_replicas(
+        self, traces: BatchTraces, results: OwnResults, form: tuple[Any, ...], composites: Collection[int]
+    ) -> StepTrace:
+        """Returns the step for a microbatch without what is computed once of the batches of all replicas."""
+        uses, total, only = results.uses_gradients, traces.rows.samples, None
+        once, why = _of_any_size(traces, uses_gradients=uses)
+        if once is None:
+            once = _batch_results(traces, traces.rows, None, uses_gradients=uses, over_replicas=True)
+            only = total
+        assert once.joined is not None
+        if why_not := once.joined.why_not(composites):
+            raise StepError(
+                f"{self._in_words} has whole_batch=True, and a result, or a metric, cannot be computed of the batches "
+                f"of all replicas: {why_not}. Give tensors that are padded to one length, or compute it after the step."
+            )
+        self._forms.require(form, "what is computed once per batch", [only is None, once.joined.key])
+        results.take(once, traces.whole.trace, traces.part.trace, traces.rows, only)
+        if only is not None:
+            announce(
+                f"{self._in_words} has whole_batch=True, and needs the number of samples ({why}). So all batches need "
+                f"{total} samples over all replicas. Use tf.shape(x)[0] in place of x.shape[0], and they may have any.",
+                runtime.current().topology.rank,
+            )
         return once.taken_out()
 
     def _whole_batch(self, calls: GradientCalls, like: GradientCalls) -> Callable[..., Any]:
@@ -186,13 +222,28 @@ class WholeBatchStep:
 
         return whole
 
-    def _refuse_replicas(self) -> None:
-        replicas = runtime.current().topology.replicas
-        if replicas > 1:
-            raise StepError(
-                f"{self._in_words} has whole_batch=True, which takes one replica. Received: {replicas} replicas. Leave "
-                f"it out, or use as many processes as partitions."
-            )
+
+def _batch_results(
+    traces: BatchTraces, rows: Rows, any_size: NotedTrace | None, *, uses_gradients: bool, over_replicas: bool = False
+) -> BatchResults:
+    """Returns what a step computes once per batch."""
+    return BatchResults(
+        *(traces.step, traces.part.trace, traces.whole.trace, rows),
+        of_any_size=any_size.trace if any_size is not None else None,
+        gradients=gradients_of(traces.part, any_size or traces.whole) if uses_gradients else None,
+        over_replicas=over_replicas,
+    )
+
+
+def _of_any_size(traces: BatchTraces, *, uses_gradients: bool) -> tuple[BatchResults | None, str]:
+    """Returns what a step computes once for batches of any size on several replicas; None and the reason for none."""
+    try:
+        any_size = traces.of_any_size()
+        once = _batch_results(traces, traces.rows, any_size, uses_gradients=uses_gradients, over_replicas=True)
+    except Exception as error:
+        # Either the open size causes it, or it comes again with the size.
+        return None, " ".join(str(error).split())[:300]
+    return (None, next(iter(once.left_out.values()))) if once.left_out else (once, "")
 
 
 class _EagerProgram:
@@ -232,6 +283,11 @@ def _with_coefficients(signature: inspect.Signature) -> inspect.Signature:
     parameters = list(signature.parameters.values())
     last = len(parameters) - (parameters[-1:] != [] and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
     return signature.replace(parameters=[*parameters[:last], more, *parameters[last:]])
+
+
+def _applied(results: Mapping[str, Any]) -> Sequence[Any] | None:
+    """Returns that no gradient goes to an optimizer alone where the step makes something of them; None elsewhere."""
+    return [] if results.get(GRADIENTS) else None
 
 
 def _made_up_samples(microbatches: int) -> int:

@@ -15,6 +15,7 @@ from smp_tf.announce import announce
 from smp_tf.job import runtime
 from smp_tf.steps.step import Step
 from smp_tf.whole_batch.loss_coefficients import CallCoefficients, LossCoefficients
+from smp_tf.whole_batch.own_samples import GatheredSamples, OwnSamples, gathered_samples
 from smp_tf.whole_batch.tail_graph import blocks_swapped, in_a_row
 
 #: The name under which a forward pass gives the tensors that coefficients are computed of.
@@ -47,7 +48,7 @@ class WeighedStep:
         found: returns the coefficients for a batch of another structure, given the arguments of the step, by position
             and by keyword, and the numbers of the calls that need some.
         counts: whether the step is given, after the coefficients, how many samples there are: in a row a sample, all
-            alike.
+            alike. Then replicas do not know each other's sizes before the batch is there.
     """
 
     def __init__(
@@ -96,20 +97,29 @@ class WeighedStep:
             self._known[key] = first or self._found(args, kwargs, {call.number for call in self.calls})
         known = self._known[key]
         self.calls, self.names = known.calls, known.outputs
-        if not self.names:
-            return self._find(args, kwargs, known, known.of(tensors))
-        if is_new:
+        if self.names and is_new:
             self._tell()
             # The step decides which stage has which layers. Its forward pass alone would balance them otherwise.
-            self._find(args, kwargs, known, known.of(tensors))
-        outputs = known.joined(self._forward(*args, **kwargs)[OUTPUTS])
-        return self._find(args, kwargs, known, known.of(tensors, outputs))
+            self._find(args, kwargs, known.samples, known.empty())
+        own = self._own(known)
+        outputs = known.joined(self._forward(*args, **kwargs)[OUTPUTS]) if self.names else None
+        return self._find(args, kwargs, own, known.of(tensors, outputs, own))
+
+    def _own(self, known: LossCoefficients) -> OwnSamples | GatheredSamples:
+        """Returns which samples of the whole batch this replica has."""
+        if not self._counts or len(known.samples.sizes) == 1:
+            return known.samples
+        only = None if known.are_of_any_size else known.samples.total
+        return gathered_samples(known.samples.count, only, self._in_words)
 
     def _find(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], known: LossCoefficients, coefficients: list[tf.Tensor]
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        own: OwnSamples | GatheredSamples,
+        coefficients: list[tf.Tensor],
     ) -> tuple[Any, Sequence[Any]]:
-        own = known.samples
-        counts = [tf.fill([own.count], tf.constant(own.total, tf.float64))] if self._counts else []
+        counts = [tf.fill([own.count], tf.cast(own.total, tf.float64))] if self._counts else []
         return self._step.find(*args, **kwargs, **{COEFFICIENTS: [*coefficients, *counts]})
 
     def _tell(self) -> None:

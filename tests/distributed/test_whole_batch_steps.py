@@ -12,13 +12,16 @@ CASES = "tests.distributed.cases.whole_batch_steps"
 STAGES = {"partitions": 2, "microbatches": 4, "seed": 1}
 
 
-def trained(loss: str, use: str, *, eager: bool = False, **config: object) -> LaunchedCase:
+def trained(
+    loss: str, use: str, *, eager: bool = False, replicas: int = 1, most: int = 5, **config: object
+) -> LaunchedCase:
     whole = {**STAGES, **config}
     way = "eager" if eager else "graph"
-    name = f"{loss} {use} {way} {whole['partitions']} {whole['microbatches']}"
-    processes = whole["partitions"]
-    assert isinstance(processes, int)
-    return LaunchedCase(processes, CASES, Case(name, "trained", {"loss": loss, "use": use, "eager": eager}, whole))
+    name = f"{loss} {use} {way} {whole['partitions']}x{replicas} {whole['microbatches']}"
+    partitions = whole["partitions"]
+    assert isinstance(partitions, int)
+    arguments = {"loss": loss, "use": use, "eager": eager, "most": most}
+    return LaunchedCase(partitions * replicas, CASES, Case(name, "trained", arguments, whole))
 
 
 TRAINED = [
@@ -49,11 +52,53 @@ def test_local_outputs_stay_on_their_stage(case_result: CaseResult) -> None:
     assert all(each["is right"] for each in found)
 
 
+REPLICAS = {**STAGES, "partitions": 1}
+
+
+def on_replicas(function: str, replicas: int = 2, name: str = "", **arguments: object) -> LaunchedCase:
+    """A case on replicas of one partition."""
+    return LaunchedCase(replicas, CASES, Case(name or f"replicas, {function}", function, arguments, REPLICAS))
+
+
+OF_REPLICAS = [
+    trained("of_few", "clipped_and_logged", replicas=2, partitions=1, most=2),
+    trained("in_batch_softmax", "clipped_and_logged", replicas=2, partitions=1, eager=True),
+    trained("in_batch_softmax", "logged", replicas=2, partitions=1, microbatches=2),
+    trained("mean", "scaled_by_the_loss", replicas=2, partitions=1, microbatches=1),
+    trained("of_positives", "adaptive", replicas=2, partitions=1, eager=True),
+    trained("mean", "logged", replicas=2, partitions=1, eager=True, microbatches=2),
+    trained("detection", "clipped_and_logged", replicas=2, partitions=2),
+    trained("dice", "in_two_rounds", replicas=2, partitions=2, shard_optimizer_state=True),
+    trained("total", "clipped_and_logged", replicas=2, partitions=2, pipeline="zb_h1", eager=True),
+    trained("weighted_sum", "of_all_in_a_row", replicas=2, partitions=2, pipeline="simple", microbatches=3),
+    on_replicas("with_penalty"),
+    on_replicas("of_two_forms"),
+]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launched", params(OF_REPLICAS, OF_REPLICAS[1:]))
+def test_loops_train_as_one_process_on_the_batches_of_all_replicas(case_result: CaseResult) -> None:
+    assert set(case_result.values()) == {True}
+
+
+@pytest.mark.distributed
+@pytest.mark.full
+@pytest.mark.parametrize("launched", [on_replicas("sized")])
+def test_a_step_that_needs_its_size_is_told_where_it_changes(case_result: CaseResult) -> None:
+    for eager, graph, words in case_result.values():
+        assert (eager, graph) == (True, True)
+        assert "need as many samples over all replicas as the first one had" in words
+
+
 @pytest.mark.distributed
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "launched", [LaunchedCase(2, CASES, Case("replicas", "replicas", {}, {**STAGES, "partitions": 1}))]
+    ("launched", "words"),
+    [
+        (on_replicas("refused", name="ragged", what="ragged"), "ragged, sparse or text arguments of several replicas"),
+        (on_replicas("refused", name="unlike", what="unlike"), "Pad the batches of all replicas to one length"),
+    ],
 )
-def test_several_replicas_are_refused_in_words(case_result: CaseResult) -> None:
-    for words in case_result.values():
-        assert "has whole_batch=True, which takes one replica. Received: 2 replicas" in words
+def test_batches_that_cannot_be_joined_are_refused_in_words(case_result: CaseResult, words: str) -> None:
+    assert all(words in told for told in case_result.values())

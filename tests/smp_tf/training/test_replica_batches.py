@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from smp_tf.errors import RankMismatchError
 from smp_tf.training import replica_batches
-from smp_tf.training.replica_batches import ReplicaBatches, SizesOfReplicas, composite_parts
+from smp_tf.training.replica_batches import ReplicaBatches, SizesOfReplicas
 
 
 @pytest.fixture
@@ -56,11 +56,6 @@ def test_all_end_together(others: list[Any]) -> None:
 
 def test_an_evaluation_asks_nobody(others: list[Any]) -> None:
     assert ReplicaBatches(False).next(iter([batch(8)])).sizes == [8]
-
-
-def test_parts_of_ragged_tensors_are_known_by_number() -> None:
-    ragged = tf.ragged.constant([[1, 2], [3]])
-    assert composite_parts((tf.zeros([2]), ragged, None, tf.zeros([2, 3]))) == {1, 2}
 
 
 def test_two_sets_of_sizes_get_programs_of_their_own() -> None:

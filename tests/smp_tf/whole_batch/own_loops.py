@@ -92,20 +92,34 @@ def value_of(result: Any) -> Any:
     return value
 
 
-def batches(sizes: Sequence[int] = SIZES) -> list[tuple[Any, Any]]:
-    ends = np.cumsum(sizes)
+def batches(sizes: Sequence[int | Sequence[int]] = SIZES, replica: int | None = None) -> list[tuple[Any, Any]]:
+    """Returns batches.
+
+    Args:
+        sizes: their samples; for each batch one number, or those of all replicas.
+        replica: the replica that they are for; None for batches of all replicas.
+    """
     x, y = (np.concatenate([part, part]) for part in (Uses.X, Uses.Y))
-    return [(tf.constant(x[end - n : end]), tf.constant(y[end - n : end])) for n, end in zip(sizes, ends, strict=True)]
+    of_replicas = [[size] if isinstance(size, int) else list(size) for size in sizes]
+    begins = np.cumsum([0, *map(sum, of_replicas)])
+    found = []
+    for begin, of_each in zip(begins, of_replicas, strict=False):
+        first = begin + (sum(of_each[:replica]) if replica is not None else 0)
+        mine = slice(first, first + (of_each[replica] if replica is not None else sum(of_each)))
+        found.append((tf.constant(x[mine]), tf.constant(y[mine])))
+    return found
 
 
-def train(base: type, make: Make, *, eager: bool, sizes: Sequence[int] = SIZES, **options: Any) -> list[np.ndarray]:
+def train(
+    base: type, make: Make, *, eager: bool, sizes: Sequence[int | Sequence[int]] = SIZES, **options: Any
+) -> list[np.ndarray]:
     """Trains; returns what was logged of each batch, and the weights.
 
     Args:
         base: the class of the model, of which `tf_keras.Model` is plain Keras.
         make: makes the function of the step.
         eager: whether the step is called outside of a `tf.function`.
-        sizes: the batches' samples.
+        sizes: the batches' samples; with several replicas, those of each.
         **options: options of the step.
     """
     model, state = net_of(base), tf.Variable(0.1, trainable=False, dtype=tf.float64)
@@ -124,17 +138,18 @@ def train(base: type, make: Make, *, eager: bool, sizes: Sequence[int] = SIZES, 
 
     # Plain Keras runs op by op: in a graph, TensorFlow may read a weight for the loss when it is updated already.
     once = once if eager or base is tf_keras.Model else tf.function(once)
-    logged = [tf.nest.flatten(once(*batch)) for _ in range(2) for batch in batches(sizes)]
+    replica = smp.dp_rank() if base is not tf_keras.Model and smp.dp_size() > 1 else None
+    logged = [tf.nest.flatten(once(*batch)) for _ in range(2) for batch in batches(sizes, replica)]
     return [*(np.asarray(value) for logs in logged for value in logs), *model.get_weights(), state.numpy()]
 
 
-def compare(make: Make, *, eager: bool = False, sizes: Sequence[int] = SIZES, **options: Any) -> float:
+def compare(make: Make, *, eager: bool = False, sizes: Sequence[int | Sequence[int]] = SIZES, **options: Any) -> float:
     """Returns the largest difference between plain Keras and a split training, relative to one.
 
     Args:
         make: makes the function of the step.
         eager: whether the step is called outside of a `tf.function`.
-        sizes: the batches' samples.
+        sizes: the batches' samples; with several replicas, those of each.
         **options: options of the step.
     """
     plain = train(tf_keras.Model, make, eager=False, sizes=sizes)

@@ -20,8 +20,8 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     here = SimpleNamespace(topology=SimpleNamespace(replicas=2), process_sets=SimpleNamespace(dp="replicas"))
     monkeypatch.setattr(joined_tail, "runtime", SimpleNamespace(current=lambda: here))
 
-    def all_gather(tensor: tf.Tensor, group: Any, name: str) -> tf.Tensor:
-        assert group == "replicas"
+    def all_gather(tensor: tf.Tensor, group: Any, name: str, *, handles: Any) -> tf.Tensor:
+        assert (group, handles) == ("replicas", ())
         names.append(name)
         return tf.concat([tensor, tensor + tf.cast(10, tensor.dtype)], 0)
 
