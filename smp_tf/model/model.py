@@ -302,6 +302,22 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         """
         saving.save(self, filepath, overwrite, save_format, options)
 
+    def export(self, filepath: str | os.PathLike[str]) -> None:
+        """Raises an error, since `save_model` writes the model.
+
+        Args:
+            filepath: a folder.
+
+        Raises:
+            StepError: always.
+        """
+        saving.refuse_writer(self, "model.export")
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        if save_type == "savedmodel" and not is_saving():
+            saving.refuse_writer(self, "tf.saved_model.save, or tf.keras.models.save_model,")
+        return super()._trackable_children(save_type, **kwargs)
+
     def save_model(self, path: str | os.PathLike[str]) -> None:
         """Writes the whole, unsplit model.
 

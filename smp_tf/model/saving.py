@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 from smp_tf.errors import StepError
 from smp_tf.files import durable_files
@@ -107,6 +107,24 @@ def save(
     if not overwrite and os.path.exists(path):
         raise StepError(f"There is something in {path!r} already, and overwrite=False was given.")
     save_model(model, path)
+
+
+def refuse_writer(model: SplitModel, writer: str) -> NoReturn:
+    """Raises an error for what would write a SavedModel of a distributed model without the other ranks.
+
+    Args:
+        model: the model.
+        writer: what was called.
+
+    Raises:
+        StepError: always.
+    """
+    raise StepError(
+        f"{writer} cannot write model {model.name!r}, whose weights are on several ranks. Call model.save_model(folder) "
+        f"on every rank. tf.saved_model.load and tf.keras.models.load_model read what it writes, and its signature "
+        f'"serving_default" takes what the model was fed and gives "output_0". What needs a model of Keras, such as '
+        f"model.export or a converter, can be given the one that was loaded."
+    )
 
 
 def save_weights(

@@ -324,6 +324,21 @@ class TestRefused:
         assert f"path='{tmp_path / name}'. Leave out the extension to write a SavedModel" in str(raised.value)
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize("form", ["subclass", "functional builder"])
+    @pytest.mark.parametrize("writer", ["model.export", "tf.saved_model.save", "tf.keras.models.save_model"])
+    def test_what_writes_without_the_other_ranks(self, form: str, writer: str, tmp_path: Path) -> None:
+        model, place = FORMS[form](), str(tmp_path / "saved")
+        prediction_of(model)
+        writers: dict[str, Callable[[], None]] = {
+            "model.export": lambda: model.export(place),
+            "tf.saved_model.save": lambda: tf.saved_model.save(model, place),
+            "tf.keras.models.save_model": lambda: tf_keras.models.save_model(model, place),
+        }
+        with pytest.raises(StepError, match="cannot write model 'net', whose weights are on several ranks") as raised:
+            writers[writer]()
+        assert writer in str(raised.value)
+        assert not (tmp_path / "saved" / "saved_model.pb").exists()
+
     def test_a_model_that_has_not_run_a_step(self, tmp_path: Path) -> None:
         model = Net()
         model.build((None, 3))
