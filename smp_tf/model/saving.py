@@ -121,9 +121,9 @@ def refuse_writer(model: SplitModel, writer: str) -> NoReturn:
     """
     raise StepError(
         f"{writer} cannot write model {model.name!r}, whose weights are on several ranks. Call "
-        f"model.save_model(folder) on every rank. tf.saved_model.load and tf.keras.models.load_model read what it writes, and its signature "
-        f'"serving_default" takes what the model was fed and gives "output_0". What needs a model of Keras, such as '
-        f"model.export or a converter, can be given the one that was loaded."
+        f"model.save_model(folder) on every rank. tf.saved_model.load and tf.keras.models.load_model read what it "
+        f'writes, and its signature "serving_default" takes what the model was fed and gives "output_0". What needs a '
+        f"model of Keras, such as model.export or a converter, can be given the one that was loaded."
     )
 
 
