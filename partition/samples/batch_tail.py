@@ -152,8 +152,14 @@ def tail_from(graph: OpGraph, cuts: Sequence[Cut], results: Mapping[str, tuple[T
         if shape is not None and shape.count(None) <= 1:
             shapes[tensor] = shape
         else:
-            nodes.add(tensor.node)
-            stack.extend(node.inputs)
+            left = [tensor.node]
+            while left:
+                number = left.pop()
+                if number not in nodes:
+                    nodes.add(number)
+                    stack.extend(graph.nodes[number].inputs)
+                    # The value of a script's variable depends on what was written before.
+                    left.extend(n for n in graph.nodes[number].control if _writes_for_script(graph, n))
     arguments = {graph.nodes[n].source for n in nodes if graph.nodes[n].op == ARGUMENT}
     numbers = tuple(sorted(number for number in arguments if number is not None))
     return Tail(tuple(sorted(nodes)), tuple(cuts), numbers, results, {}, {}, shapes=shapes)
@@ -164,6 +170,11 @@ def _touched(graph: OpGraph, numbers: Iterable[int]) -> frozenset[int]:
     return frozenset(
         index for node in nodes for index in node.reads + node.writes if not graph.variables[index].in_model
     )
+
+
+def _writes_for_script(graph: OpGraph, number: int) -> bool:
+    """Returns whether a node writes a variable of the script, such as a metric's state."""
+    return any(not graph.variables[index].in_model for index in graph.nodes[number].writes)
 
 
 class _Walk:
@@ -252,11 +263,8 @@ class _Walk:
             node = self._whole.nodes[current]
             found.extend(node.inputs)
             # The value of a script's variable, such as a metric's state, depends on what was written before.
-            stack.extend(before for before in node.control if self._writes_for_script(before))
+            stack.extend(before for before in node.control if _writes_for_script(self._whole, before))
         return found
-
-    def _writes_for_script(self, number: int) -> bool:
-        return any(not self._whole.variables[index].in_model for index in self._whole.nodes[number].writes)
 
     def _is_read_only(self, node: Node) -> bool:
         return node.source is not None and self._whole.variables[node.source].read_only

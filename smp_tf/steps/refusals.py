@@ -29,7 +29,7 @@ def refuse(step: str, traced: StepTrace, batch: CutBatch, *, of_keras: bool, xla
     graph = traced.graph
     _refuse_assigned_weights(step, graph, of_keras=of_keras)
     _refuse_what_needs_no_model(step, graph)
-    _refuse_gradients_of_states(step, graph, batch.microbatches)
+    _refuse_gradients_of_states(step, graph, batch.microbatches, of_keras=of_keras)
     collectives_in_steps.refuse_what_hangs(graph, step, stages, topology.replicas)
     collectives_in_steps.refuse_sums_in_functions(graph, step)
     if xla and running.config.gradient_offload and graph.gradients:
@@ -57,14 +57,17 @@ def _refuse_assigned_weights(step: str, graph: OpGraph, *, of_keras: bool) -> No
                 )
 
 
-def _refuse_gradients_of_states(step: str, graph: OpGraph, microbatches: int) -> None:
+def _refuse_gradients_of_states(step: str, graph: OpGraph, microbatches: int, *, of_keras: bool) -> None:
     state = state_of_gradients(graph)
     if state is not None:
         raise StepError(
             f"Step {step!r} takes gradients of what depends on {state!r}, a variable of the script that the step also "
             f"writes, for each of its {microbatches} microbatches. Each would read what those before it have written. "
-            f"Write the variable after the step, or between batches in a callback, or train with "
-            f"{'microbatches=1 on one partition' if microbatches > 1 else 'two microbatches or more under fit'}."
+            + (
+                "Write the variable between batches in a callback, or train with microbatches=1 on one partition."
+                if of_keras
+                else "Write the variable after the step, or decorate the step with @smp.step(whole_batch=True)."
+            )
         )
 
 

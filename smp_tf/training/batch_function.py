@@ -46,6 +46,7 @@ from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
 from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows
+from smp_tf.whole_batch.used_gradients import depend_on_states
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
 
@@ -217,9 +218,10 @@ class BatchFunction:
         See `whole_batch/batch_results.py` and `loss_check/check.py`.
         """
         union, is_first = self._union, self._is_first
-        is_checked = bool(runtime.current().config.check_losses)
-        if self._method == "predict_step" or not (retrace.microbatches > 1 or union.has_several):
+        is_one = retrace.microbatches == 1 and not union.has_several
+        if self._method == "predict_step" or (is_one and not depend_on_states(traced)):
             return Examined(traced)
+        is_checked = bool(runtime.current().config.check_losses) and not is_one
         if is_checked:
             tell_written_weights(self._in_words, traced.lowered.graph)
         number, check = traced.lowered.results["traced"], None
@@ -278,11 +280,13 @@ class BatchFunction:
     def _without_once(self, traces: BatchTraces, retrace: Retrace) -> StepTrace:
         """Takes out of a step, traced for a microbatch, what is computed once per batch; returns what is left."""
         traced = traces.part.trace
-        self._weigh(traces)
+        is_one = retrace.microbatches == 1 and not self._union.has_several
+        if not is_one:
+            self._weigh(traces)
         if self._union.has_several:
             once = self._union.once_per_batch(traces)
         else:
-            once = once_per_batch(traces, is_open=retrace.has_any_size)
+            once = once_per_batch(traces, is_open=retrace.has_any_size and not is_one, is_one=is_one)
         if once.is_empty:
             return traced
         self._once[traced.lowered.results["traced"]] = once

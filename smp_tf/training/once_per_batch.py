@@ -7,6 +7,8 @@ from typing import Any
 from smp_tf.loss_check.check import tell_unchecked
 from smp_tf.partition.samples.gradient_uses import meets_states, nonlinear_uses
 from smp_tf.partition.samples.once_per_batch import NotOnceError, writers_of_states
+from smp_tf.partition.samples.one_microbatch import OneMicrobatch
+from smp_tf.partition.samples.sample_rows import Rows
 from smp_tf.replicas import unaveraged
 from smp_tf.steps.trace import StepTrace
 from smp_tf.training.replica_batches import SizesOfReplicas
@@ -16,20 +18,27 @@ from smp_tf.whole_batch.used_gradients import gradients_of
 
 
 def once_per_batch(
-    traces: BatchTraces, *, is_open: bool, over_replicas: bool = False, of_samples: bool = True
+    traces: BatchTraces,
+    *,
+    is_open: bool,
+    is_one: bool = False,
+    over_replicas: bool = False,
+    of_samples: bool = True,
 ) -> BatchResults:
     """Returns what a step computes once per batch.
 
     Args:
         traces: the traces of the step.
         is_open: whether batches of other sizes come, too.
+        is_one: whether a batch is one microbatch.
         over_replicas: whether the batches of all replicas are one batch.
         of_samples: whether samples may go into it. Otherwise it is made of gradients and weights alone.
 
     Raises:
         NeedsItsSizesError: without the number of samples, the step computes less once per batch.
     """
-    part, whole, rows = traces.part, traces.whole, traces.rows
+    part, whole = traces.part, traces.whole
+    rows: Rows = OneMicrobatch(traces.rows, whole.trace.lowered.graph) if is_one else traces.rows
     any_size = traces.of_any_size() if is_open else None
     open_trace = any_size.trace if any_size is not None else None
     graph = part.trace.lowered.graph

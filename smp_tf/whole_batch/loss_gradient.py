@@ -18,6 +18,7 @@ from smp_tf.partition.samples.batch_tail import Tail, find_tail, tail_from
 from smp_tf.partition.samples.rows_of_any_size import RowsOfAnySize
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.trace import StepTrace
+from smp_tf.tf_internals import make_plain_variable
 from smp_tf.whole_batch.made_up_values import compared_with, made_up
 from smp_tf.whole_batch.noted_trace import NotedTrace
 from smp_tf.whole_batch.tail_graph import TailGraph
@@ -49,7 +50,11 @@ class LossGradient:
         # Variables of the script, such as a counter, that the loss reads or writes. The step itself writes them.
         read = {node.source for node in map(self.graph.nodes.__getitem__, tail.nodes) if node.op == VARIABLE}
         self._variables = {index: v for index, v in enumerate(traced.lowered.variables) if index in read}
-        self._copies = {index: tf.Variable(variable) for index, variable in self._variables.items()}
+        # They are no variables of a function of the script that calls the step.
+        self._copies = {
+            index: make_plain_variable(initial_value=variable, trainable=False)
+            for index, variable in self._variables.items()
+        }
 
         def gradients(values: list[tf.Tensor], arguments: list[tf.Tensor]) -> list[tf.Tensor]:
             results = tail_graph.write(values, dict(zip(self.arguments, arguments, strict=True)), self._copies)

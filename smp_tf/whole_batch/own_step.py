@@ -39,7 +39,7 @@ from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows
 from smp_tf.whole_batch.own_losses import OwnLosses
 from smp_tf.whole_batch.own_results import LOCAL, OwnResults
 from smp_tf.whole_batch.replica_forms import ReplicaForms
-from smp_tf.whole_batch.used_gradients import gradients_of
+from smp_tf.whole_batch.used_gradients import depend_on_states, gradients_of
 from smp_tf.whole_batch.weighed_step import COEFFICIENTS, WeighedError
 
 
@@ -144,6 +144,7 @@ class WholeBatchStep:
                 f'"gradient_compression": "1bit" each replica has gradients of its own. Leave one of the two out.'
             )
         is_over_stages = results.uses_gradients and runtime.current().topology.stages > 1
+        is_over_stages = is_over_stages or depend_on_states(traced)
         if retrace.microbatches > 1 or self._forms.has_several or is_over_stages:
             try:
                 part = self._once_per_batch(NotedTrace(part, calls), results, retrace)

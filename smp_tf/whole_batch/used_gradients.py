@@ -8,9 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.job import runtime
 from smp_tf.partition.graph.op_graph import Tensor
+from smp_tf.partition.rewrite.state_reads import state_of_gradients
 from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError
 from smp_tf.partition.trace.lower import OutputSlot
+from smp_tf.steps.trace import StepTrace
 from smp_tf.whole_batch.noted_trace import NotedTrace
 
 
@@ -70,3 +73,14 @@ def gradients_of(noted_part: NotedTrace, noted_whole: NotedTrace) -> UsedGradien
                     part.lowered.graph.outputs[other.outputs[0]],
                 )
     return UsedGradients(GradientUses(given, applied), variables)
+
+
+def depend_on_states(traced: StepTrace) -> bool:
+    """Returns whether gradients of several stages depend on a variable of the script that the step writes.
+
+    Each stage has such a variable. Where it is written once per batch, after the gradients, all of them read the same.
+
+    Args:
+        traced: the step as it is traced for a microbatch.
+    """
+    return runtime.current().topology.stages > 1 and state_of_gradients(traced.lowered.graph) is not None

@@ -33,6 +33,7 @@ TRAINED = [
     trained("weighted_sum", "signed_roots"),
     trained("dice", "clipped_and_logged", partitions=3, microbatches=8),
     LaunchedCase(2, CASES, Case("penalty", "with_penalty", {}, STAGES)),
+    *(LaunchedCase(2, CASES, Case(f"counted {m}", "counted", {}, {**STAGES, "microbatches": m})) for m in (1, 4)),
     *(trained("total", "scaled_by_the_loss", pipeline=pipeline) for pipeline in ("simple", "zb_h1")),
 ]
 
@@ -73,6 +74,7 @@ OF_REPLICAS = [
     trained("weighted_sum", "of_all_in_a_row", replicas=2, partitions=2, pipeline="simple", microbatches=3),
     on_replicas("with_penalty"),
     on_replicas("of_two_forms"),
+    on_replicas("counted"),
 ]
 
 

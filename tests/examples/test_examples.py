@@ -12,6 +12,7 @@ import pytest
 
 from tests import quick_import
 from tests.distributed.harness import ROOT, Outcome, launch_script
+from tests.full_only import params
 
 DIGITS_EPOCHS = "8"
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -120,8 +121,10 @@ def test_the_language_model_falls_well_below_the_unigram_entropy() -> None:
     assert float(found[1]) < 0.8 * float(found[2])
 
 
-def test_losses_scores_and_clipping_of_the_whole_batch_are_those_of_one_process() -> None:
-    split = launch_script(2, "examples/whole_batch.py", ["--epochs", "4"]).expect_clean()
+@pytest.mark.parametrize("partitions", params(["2", "1"], ["1"]))
+def test_losses_scores_and_clipping_of_the_whole_batch_are_those_of_one_process(partitions: str) -> None:
+    """On two stages, and on two replicas that have half of every batch each."""
+    split = launch_script(2, "examples/whole_batch.py", ["--epochs", "4", "--partitions", partitions]).expect_clean()
     arguments = ["--epochs", "4", "--partitions", "1", "--microbatches", "1"]
     whole = launch_script(1, "examples/whole_batch.py", arguments, launched=False).expect_clean()
     numbers = [re.findall(r"(?:loss|norm|F1) (\d\.\d+)", text_of(outcome)) for outcome in (split, whole)]

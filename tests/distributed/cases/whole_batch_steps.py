@@ -15,6 +15,7 @@ from tests.smp_tf.whole_batch.own_gradients import USES, Uses
 from tests.smp_tf.whole_batch.own_loops import (
     batches,
     compare,
+    counting,
     f1,
     in_float64,
     mean,
@@ -43,6 +44,12 @@ def with_penalty() -> bool:
     """Whether a loop with a gradient penalty trains, and logs, as one process does."""
     with in_float64():
         return compare(penalised, sizes=(21, 20, 3, 1) if smp.dp_size() == 1 else OF_REPLICAS) < 1e-12
+
+
+def counted() -> bool:
+    """Whether a loop trains, whose loss has a weight that the step counts up, and logs, as one process does."""
+    with in_float64():
+        return compare(counting, sizes=(21, 20, 3) if smp.dp_size() == 1 else OF_REPLICAS[:2]) < 1e-12
 
 
 def local_outputs() -> dict[str, Any]:

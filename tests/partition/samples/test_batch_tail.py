@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
-from smp_tf.partition.samples.batch_tail import find_tail
+from smp_tf.partition.samples.batch_tail import Cut, find_tail, tail_from
 from smp_tf.partition.samples.sample_rows import SampleRows
 from tests.partition.op_graph_builder import GraphBuilder
 
@@ -174,6 +174,24 @@ def test_a_metric_is_written_before_it_is_read() -> None:
         "ReadVariableOp",
     ]
     assert [whole.nodes[cut.whole.node].op for cut in tail.cuts] == ["MatMul"]
+
+
+def test_a_tail_from_given_tensors_counts_up_what_it_reads_then() -> None:
+    builder = GraphBuilder()
+    x, state = builder.argument((8, 4)), builder.variable("weight", (), in_model=False)
+    each = builder.add("Square", x, shape=(8, 4))
+    one = builder.add("Const", shape=())
+    first = builder.add("AssignAddVariableOp", state, one, shape=(), stateful=True, writes=(0,), reads=(0,))
+    second = builder.add(
+        *("AssignAddVariableOp", state, one), shape=(), stateful=True, control=(first.node,), writes=(0,), reads=(0,)
+    )
+    weight = builder.add("ReadVariableOp", state, shape=(), control=(second.node,), reads=(0,))
+    loss = builder.add("Mul", each, weight, shape=(8, 4))
+    graph = builder.graph(loss)
+    tail = tail_from(graph, [Cut(each, each, 0)], {"loss": graph.outputs})
+    assert [graph.nodes[number].op for number in tail.nodes] == [
+        *("SmpVariable", "Const", "AssignAddVariableOp", "AssignAddVariableOp", "ReadVariableOp", "Mul")
+    ]
 
 
 def test_what_is_made_of_gradients_has_no_tail() -> None:

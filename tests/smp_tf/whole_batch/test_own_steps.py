@@ -17,6 +17,7 @@ from tests.smp_tf.whole_batch.own_gradients import USES, Uses
 from tests.smp_tf.whole_batch.own_loops import (
     batches,
     compare,
+    counting,
     f1,
     mean,
     net_of,
@@ -76,6 +77,12 @@ def test_metrics_are_updated_once_per_batch(init: Callable[..., None]) -> None:
         return evaluate
 
     assert compare(make) < 1e-12
+
+
+@pytest.mark.parametrize("microbatches", params([1, 4], [1]))
+def test_a_loss_may_depend_on_what_the_step_counts_up(init: Callable[..., None], microbatches: int) -> None:
+    init(microbatches=microbatches)
+    assert compare(counting) < 1e-12
 
 
 @pytest.mark.full
