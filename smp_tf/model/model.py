@@ -23,7 +23,7 @@ from smp_tf.training.logs import average_now, summed_states
 from smp_tf.training.loops import predict_function, run_loop, test_function, train_function
 from smp_tf.variables.fed_types import FedTypes
 from smp_tf.variables.guarded import building_model, tracing_step
-from smp_tf.variables.model_context import in_keras_loop, is_saving, step_being_traced
+from smp_tf.variables.model_context import in_keras_loop, is_saving, is_writing, step_being_traced
 from smp_tf.variables.models import register
 from smp_tf.variables.store import VariableStore
 
@@ -317,6 +317,12 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         if save_type == "savedmodel" and not is_saving():
             saving.refuse_writer(self, "tf.saved_model.save, or tf.keras.models.save_model,")
         return super()._trackable_children(save_type, **kwargs)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the variables that belong to no layer of the model, where `save_weights` has Keras write a file."""
+        if not is_writing():
+            saving.refuse_writer(self, "tf.keras.models.save_model, or what copies or pickles a model,")
+        super().save_own_variables(store)
 
     def save_model(self, path: str | os.PathLike[str]) -> None:
         """Writes the whole, unsplit model.

@@ -23,7 +23,7 @@ from smp_tf.files import durable_files
 from smp_tf.keras import adapter
 from smp_tf.model import saved_model_folder, tf_checkpoint
 from smp_tf.variables.fetch import write_with_all_weights
-from smp_tf.variables.model_context import save_structure
+from smp_tf.variables.model_context import save_structure, writing_model
 from smp_tf.variables.models import SplitModel
 
 _HDF5 = (".h5", ".hdf5")
@@ -189,7 +189,8 @@ def _write(
 
     def safely() -> None:
         with building(place) as built:
-            write(built)
+            with writing_model():
+                write(built)
             put_in_place(built, place)
 
     write_with_all_weights(model, doing, safely)

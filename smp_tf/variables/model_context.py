@@ -13,6 +13,7 @@ from smp_tf.variables.guarded import tracing_step
 class _InThread(threading.local):
     trace: Any = None
     saving = False
+    writing = False
     loop = False
 
 
@@ -45,6 +46,22 @@ def save_structure() -> Iterator[None]:
             yield
     finally:
         _in_thread.saving = False
+
+
+@contextlib.contextmanager
+def writing_model() -> Iterator[None]:
+    """Notes that smp_tf has Keras write a file of a model, for which it fetches the weights of other ranks."""
+    before = is_writing()
+    _in_thread.writing = True
+    try:
+        yield
+    finally:
+        _in_thread.writing = before
+
+
+def is_writing() -> bool:
+    """Returns whether smp_tf has Keras write a file of a model in this thread."""
+    return _in_thread.writing
 
 
 @contextlib.contextmanager

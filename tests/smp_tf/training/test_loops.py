@@ -486,3 +486,22 @@ def test_a_mask_made_of_weights_is_told_and_its_log_is_that_of_the_whole_batch(
     loss = model.train_on_batch(x, np.ones((4, 5, 1), np.float32))
     assert loss == pytest.approx(np.mean(((4 * sums - 1.0) ** 2)[sums > 0]), rel=1e-5)
     assert "the mask of a loss depends on a variable (op 'hidden" in capfd.readouterr().err.replace("masking/", "")
+
+
+def test_accuracy_over_a_sequence_is_that_over_the_same_arrays(init: Callable[..., None]) -> None:
+    """Plain Keras takes another accuracy there, since it does not know that labels have one column."""
+
+    class Columns(Sequence):
+        def __getitem__(self, index: int) -> Any:
+            inputs, labels = super().__getitem__(index)
+            return inputs, labels[:, None]
+
+    init(microbatches=2)
+    found = []
+    for data in ({"x": Columns()}, {"x": X[:20], "y": CLASSES[:20, None], "batch_size": 5}):
+        tf_keras.utils.set_random_seed(1)
+        model = smp.DistributedModel(classifier)
+        model.compile("sgd", **PLAIN)
+        found.append(model.fit(**data, shuffle=False, verbose=0).history)
+    assert found[0]["accuracy"] == pytest.approx(found[1]["accuracy"])
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"])
