@@ -75,6 +75,7 @@ OF_REPLICAS = [
     on_replicas("with_penalty"),
     on_replicas("of_two_forms"),
     on_replicas("counted"),
+    on_replicas("called_twice"),
 ]
 
 
@@ -82,6 +83,14 @@ OF_REPLICAS = [
 @pytest.mark.parametrize("launched", params(OF_REPLICAS, OF_REPLICAS[1:]))
 def test_loops_train_as_one_process_on_the_batches_of_all_replicas(case_result: CaseResult) -> None:
     assert set(case_result.values()) == {True}
+
+
+@pytest.mark.distributed
+@pytest.mark.full
+@pytest.mark.parametrize("launched", [on_replicas("other_axis")])
+def test_samples_of_all_replicas_may_lie_along_another_axis(case_result: CaseResult) -> None:
+    for found in case_result.values():
+        assert found == [True] * 10
 
 
 @pytest.mark.distributed

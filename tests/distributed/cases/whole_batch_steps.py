@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,51 @@ def forward_backward_of(model: Any) -> Any:
         return gradients, {"loss": loss, "norm": norm, "largest": tf.reduce_max(each)}
 
     return forward_backward
+
+
+@in_float64()
+def called_twice() -> bool:
+    """Whether a function trains, and logs, as in one process that calls a step twice, as sharpness-aware steps do."""
+    found = []
+    for base in (tf_keras.Model, smp.DistributedModel):
+        replica = smp.dp_rank() if base is smp.DistributedModel else None
+        model = net_of(base)
+        model.build((None, 6))
+        model.set_weights(Uses.weights(((6, 8), (8,), (8, 8), (8,), (8, 3), (3,))))
+        step = forward_backward_of(model)
+        step = smp.step(step, whole_batch=True) if base is smp.DistributedModel else step
+        train = tf.function(functools.partial(twice, step, model))
+        seen = [train(x, y, tf.abs(x[:, 0])) for x, y in batches(OF_REPLICAS[:2], replica)]
+        found.append(np.concatenate([np.ravel(value) for value in [*tf.nest.flatten(seen), *model.get_weights()]]))
+    return bool(np.allclose(*found, rtol=1e-11, atol=1e-13))
+
+
+def twice(step: Any, model: Any, *batch: Any) -> list[Any]:
+    """Takes gradients and goes along them, and does so once more where this has led; returns the logs."""
+    logs = []
+    for _ in range(2):
+        gradients, seen = tf.nest.map_structure(value_of, step(*batch))
+        for weight, gradient in zip(model.trainable_variables, gradients, strict=True):
+            weight.assign_sub(gradient)
+        logs.append(seen)
+    return logs
+
+
+@in_float64()
+def other_axis() -> list[bool]:
+    """Whether results are right where samples lie along another axis; outputs stay with their replica."""
+    model, found = net_of(smp.DistributedModel), []
+
+    def forward(x: Any, y: Any) -> Any:
+        p = model(x)
+        return {"f1": f1(tf.transpose(y), p), "outputs": p}
+
+    step = smp.step(forward, whole_batch=True, input_split_axes={"y": 1}, local_outputs=["outputs"])
+    for mine, (x, y) in zip(batches(OF_REPLICAS, smp.dp_rank()), batches(OF_REPLICAS), strict=True):
+        results = step(mine[0], tf.transpose(mine[1]))
+        found.append(np.allclose(results["f1"].reduce_mean(), f1(y, model.call(x)), rtol=1e-12))
+        found.append(np.allclose(results["outputs"].outputs[0], model.call(mine[0]), rtol=1e-12))
+    return [bool(is_right) for is_right in found]
 
 
 @in_float64()
