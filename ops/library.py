@@ -27,6 +27,7 @@ OPS = (
     "smp_mark",
     "smp_call",
     "smp_at_run_time",
+    "smp_sum_over_replicas",
     "smp_keep",
     "smp_take_kept",
 )

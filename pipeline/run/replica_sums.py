@@ -179,9 +179,12 @@ class _Written:
             yield self._message(f"{name}/smp_to_{replica}", _SENDS, rank, [f"{name}/smp_own:0", STEP, MICROBATCH])
             yield self._message(f"{name}/smp_from_{replica}", _RECEIVES, rank, [STEP, MICROBATCH, f"^{name}/smp_own"])
             parts.append(f"{name}/smp_from_{replica}:0")
-        added = self._made(f"{name}/smp_added" if self._weighed else name, "AddN", parts)
-        added.attr["N"].i = len(parts)
-        yield added
+        # AddN begins with an input whose memory it may take, which is another one on every rank.
+        joined = self._made(f"{name}/smp_parts", "Pack", parts)
+        joined.attr["N"].i = len(parts)
+        yield joined
+        yield self._axis()
+        yield self._added(f"{name}/smp_added" if self._weighed else name)
         if self._weighed:
             yield self._made(name, "RealDiv", [f"{name}/smp_added:0", f"{name}/smp_weight:0"])
 
@@ -195,6 +198,17 @@ class _Written:
         made.attr["SrcT"].type = tf.float64.as_datatype_enum
         made.attr["DstT"].type = self._node.attr["T"].type
         made.attr["Truncate"].b = False
+        return made
+
+    def _axis(self) -> tf.compat.v1.NodeDef:
+        made = tf.compat.v1.NodeDef(name=f"{self._node.name}/smp_axis", op="Const")
+        made.attr["dtype"].type = tf.int32.as_datatype_enum
+        made.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0, tf.int32))
+        return made
+
+    def _added(self, name: str) -> tf.compat.v1.NodeDef:
+        made = self._made(name, "Sum", [f"{self._node.name}/smp_parts:0", f"{self._node.name}/smp_axis:0"])
+        made.attr["Tidx"].type = tf.int32.as_datatype_enum
         return made
 
     def _message(self, name: str, op: str, rank: int, inputs: Sequence[str]) -> tf.compat.v1.NodeDef:

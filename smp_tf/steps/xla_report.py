@@ -5,11 +5,14 @@ from __future__ import annotations
 from smp_tf.announce import announce
 from smp_tf.job import runtime
 from smp_tf.job.exchange import allgather_json
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.pipeline.run.stage_program import StageProgram
 
 
 def report_uncompiled(step: str, program: StageProgram) -> None:
-    """Says which parts of a step run without XLA, and why. Every rank calls it.
+    """Says which parts of a step run without XLA, and why.
+
+    Every rank of a replica calls it. The other replicas may have this program already, or never get it.
 
     Args:
         step: name of the step function.
@@ -20,7 +23,7 @@ def report_uncompiled(step: str, program: StageProgram) -> None:
         for (chunk, sweep, part), function in sorted(program.functions.items())
         if function.uncompiled is not None
     }
-    everyone = allgather_json(mine, name=f"what XLA compiles of step {step!r}")
+    everyone = allgather_json(mine, CommGroup.MP_GROUP, name=f"what XLA compiles of step {step!r}")
     parts = {part: reason for of_rank in everyone for part, reason in of_rank.items()}
     if parts:
         # The other lines only say where TensorFlow was in its sources.

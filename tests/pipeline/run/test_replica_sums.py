@@ -58,14 +58,18 @@ def test_parts_are_sent_received_and_added_in_rank_order() -> None:
         f"first/smp_from_0 = SmpRecvInCall({passed}, ^first/smp_own)",
         f"first/smp_to_2 = SmpSendInCall(first/smp_own:0, {passed})",
         f"first/smp_from_2 = SmpRecvInCall({passed}, ^first/smp_own)",
-        "first = AddN(first/smp_from_0:0, first/smp_own:0, first/smp_from_2:0)",
+        "first/smp_parts = Pack(first/smp_from_0:0, first/smp_own:0, first/smp_from_2:0)",
+        "first/smp_axis = Const()",
+        "first = Sum(first/smp_parts:0, first/smp_axis:0)",
         "second/smp_weight = Cast(smp_sum_weight:0)",
         "second/smp_own = Mul(x, second/smp_weight:0, ^first)",
         f"second/smp_to_0 = SmpSendInCall(second/smp_own:0, {passed})",
         f"second/smp_from_0 = SmpRecvInCall({passed}, ^second/smp_own)",
         f"second/smp_to_2 = SmpSendInCall(second/smp_own:0, {passed})",
         f"second/smp_from_2 = SmpRecvInCall({passed}, ^second/smp_own)",
-        "second/smp_added = AddN(second/smp_from_0:0, second/smp_own:0, second/smp_from_2:0)",
+        "second/smp_parts = Pack(second/smp_from_0:0, second/smp_own:0, second/smp_from_2:0)",
+        "second/smp_axis = Const()",
+        "second/smp_added = Sum(second/smp_parts:0, second/smp_axis:0)",
         "second = RealDiv(second/smp_added:0, second/smp_weight:0)",
     ]
     messages = [node.attr for node in written.node if "InCall" in node.op]
@@ -84,7 +88,7 @@ def test_the_library_knows_the_ops_that_are_written() -> None:
         inputs = {"x:0": tf.zeros([3], tf.float64)}
         inputs |= {name: tf.zeros([], spec.dtype) for name, spec in zip(PASSED, passed_specs(), strict=True)}
         written = written_out(definition(), SUMS, ENDS)
-        written.node[0].input[0] = written.node[7].input[0] = "x:0"
+        written.node[0].input[0] = written.node[9].input[0] = "x:0"
         first, second = tf.graph_util.import_graph_def(
             written, input_map=inputs, return_elements=["first:0", "second:0"], name=""
         )
