@@ -11,6 +11,7 @@ import tensorflow as tf
 from smp_tf.job import runtime
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.rewrite.state_reads import state_of_gradients
+from smp_tf.partition.samples.gradient_uses import meets_states
 from smp_tf.partition.samples.once_per_batch import GradientUses, NotOnceError
 from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.steps.trace import StepTrace
@@ -76,11 +77,13 @@ def gradients_of(noted_part: NotedTrace, noted_whole: NotedTrace) -> UsedGradien
 
 
 def depend_on_states(traced: StepTrace) -> bool:
-    """Returns whether gradients of several stages depend on a variable of the script that the step writes.
+    """Returns whether gradients of several stages, or what is made of them, depend on what the step writes.
 
-    Each stage has such a variable. Where it is written once per batch, after the gradients, all of them read the same.
+    That is a variable of the script, such as a momentum. Each stage has it. Where it is written once per batch, after
+    the gradients, all of them read the same.
 
     Args:
         traced: the step as it is traced for a microbatch.
     """
-    return runtime.current().topology.stages > 1 and state_of_gradients(traced.lowered.graph) is not None
+    graph = traced.lowered.graph
+    return runtime.current().topology.stages > 1 and (state_of_gradients(graph) is not None or meets_states(graph))
