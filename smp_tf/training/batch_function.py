@@ -156,7 +156,9 @@ class BatchFunction:
             examine=lambda traced, _: Examined(forward_alone(traced)),
         )
         return WeighedStep(
-            self._in_words, step, forward, lambda given, _, numbers: self._coefficients_for(given[0], numbers)
+            *(self._in_words, step, forward),
+            lambda given, _, numbers: self._coefficients_for(given[0], numbers),
+            lambda *_: self._union.samples,
         )
 
     def _outputs_of(self, data: Any) -> dict[str, Any]:
@@ -176,7 +178,23 @@ class BatchFunction:
             with_samples(batch, samples.count, samples.total)
         )
         rows, traces = sample_rows(part, whole, samples.total), (NotedTrace(part, of_part), NotedTrace(whole, of_whole))
+        if self._union.has_several:
+            # Either the open size causes an error, or it comes again with the size.
+            with contextlib.suppress(Exception):
+                any_size = self._of_any_size(batch, of_part)
+                found = LossCoefficients(*traces, rows, samples, weighed=numbers, any_size=any_size)
+                if not any(found.arguments_of(call.number) & self._union.composites for call in found.calls):
+                    return found
         return LossCoefficients(*traces, rows, samples, weighed=numbers)
+
+    def _of_any_size(self, batch: Any, of_part: GradientCalls) -> NotedTrace:
+        """Returns the step for batches of any size, only to be looked at."""
+        calls = GradientCalls()
+
+        def whole(data: Any) -> dict[str, Any]:
+            return self._whole_batch(data, calls, of_part)
+
+        return NotedTrace(self._step.trace_for(None, whole, batch), calls)
 
     def _looked_at(self, data: Any, noting: contextlib.AbstractContextManager[None]) -> dict[str, Any]:
         """Returns the step for some samples, only to be looked at."""

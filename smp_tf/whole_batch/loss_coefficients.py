@@ -25,6 +25,7 @@ first, alone (`forward_alone.py`), and coefficients are computed of its outputs,
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,7 @@ class LossCoefficients:
         self.samples = samples
         #: Whether they can be computed for batches of any size, and not only for as many samples as in `samples`.
         self.are_of_any_size = any_size is not None
+        self._traced_for = samples.total
         self._rows = rows
         #: How the gradients of calls can be taken, by number. Of one replica, only of those that need it.
         self.possible: dict[int, tuple[CallCoefficients, LossGradient]] = {}
@@ -131,6 +133,19 @@ class LossCoefficients:
                 f"A loss counts the samples of a batch of {samples.total} in another way than those of the batches "
                 f"before: what each counts cannot be told ahead. Use batches of one size (drop_remainder=True)."
             )
+
+    def for_samples(self, samples: OwnSamples) -> LossCoefficients | None:
+        """Returns the same for batches of other sizes; None where the step has to be traced for these.
+
+        Args:
+            samples: of such a batch, and which of them this replica has.
+        """
+        # What a larger batch takes may be too much.
+        if not self.are_of_any_size or samples.total > self._traced_for:
+            return None
+        found = copy.copy(self)
+        found.samples = samples
+        return found
 
     def take(self, numbers: Collection[int]) -> None:
         """Chooses the calls that need coefficients.
@@ -210,7 +225,7 @@ class LossCoefficients:
             given = function.zeros(own.total)
             if call.follows_model and outputs is not None:
                 given = [next(left) for _ in given]
-            given = [*given, *function.lengths(own.total, self.samples.total)]
+            given = [*given, *function.lengths(own.total, self._traced_for)]
             values = function({number: given_to_all[number] for number in function.arguments}, given)
             found += [
                 self._by_sample(call, place, value, own)

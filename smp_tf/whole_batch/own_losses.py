@@ -155,7 +155,13 @@ class OwnLosses:
             dataclasses.replace(self._options, small_first_batch=True, ahead_of=lambda: step.known_as),
             lambda traced, _: Examined(forward_alone(traced)),
         )
-        return WeighedStep(self._in_words, step, forward, self._coefficients_for, counts=True)
+        return WeighedStep(self._in_words, step, forward, self._coefficients_for, self._samples_of, counts=True)
+
+    def _samples_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OwnSamples:
+        """Returns the samples of a batch, and which of them this replica has."""
+        count = self._plain.samples_in(*args, **kwargs)
+        assert count is not None
+        return self._forms.samples(self._plain.form_of(*args, **kwargs), count)
 
     def _outputs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns the tensors that coefficients are computed of, for a microbatch."""
@@ -169,10 +175,7 @@ class OwnLosses:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Collection[int]
     ) -> LossCoefficients:
         """Returns the coefficients for batches of another structure."""
-        count = self._plain.samples_in(*args, **kwargs)
-        assert count is not None
-        form = self._plain.form_of(*args, **kwargs)
-        samples = self._forms.samples(form, count)
+        form, samples = self._plain.form_of(*args, **kwargs), self._samples_of(args, kwargs)
         traces = self._traces_for(args, kwargs, samples)
         found = self._coefficients(traces, samples, self._agreed.get(form))
         if self._forms.has_several:

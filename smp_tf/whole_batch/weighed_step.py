@@ -47,6 +47,7 @@ class WeighedStep:
         forward: its forward pass, to be run alone. It gives tensors of `names` under `OUTPUTS`.
         found: returns the coefficients for a batch of another structure, given the arguments of the step, by position
             and by keyword, and the numbers of the calls that need some.
+        samples: returns the samples of a batch, and which of them this replica has, given the arguments.
         counts: whether the step is given, after the coefficients, how many samples there are: in a row a sample, all
             alike. Then replicas do not know each other's sizes before the batch is there.
     """
@@ -57,6 +58,7 @@ class WeighedStep:
         step: Step,
         forward: Step,
         found: Callable[[Sequence[Any], Mapping[str, Any], Collection[int]], LossCoefficients],
+        samples: Callable[[Sequence[Any], Mapping[str, Any]], OwnSamples],
         *,
         counts: bool = False,
     ) -> None:
@@ -64,8 +66,10 @@ class WeighedStep:
         self._step = step
         self._forward = forward
         self._found = found
+        self._samples = samples
         self._counts = counts
         self._known: dict[Any, LossCoefficients] = {}
+        self._of_forms: dict[Any, LossCoefficients] = {}
         #: The calls whose gradients are taken by coefficients, as the batch that came last has them.
         self.calls: Sequence[CallCoefficients] = ()
         #: The names of the tensors in a microbatch's graph that these coefficients are computed of.
@@ -94,7 +98,7 @@ class WeighedStep:
         self._step.also = also
         is_new = key not in self._known
         if is_new:
-            self._known[key] = first or self._found(args, kwargs, {call.number for call in self.calls})
+            self._known[key] = first or self._for_sizes(args, kwargs)
         known = self._known[key]
         self.calls, self.names = known.calls, known.outputs
         if self.names and is_new:
@@ -104,6 +108,16 @@ class WeighedStep:
         own = self._own(known)
         outputs = known.joined(self._forward(*args, **kwargs)[OUTPUTS]) if self.names else None
         return self._find(args, kwargs, own, known.of(tensors, outputs, own))
+
+    def _for_sizes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LossCoefficients:
+        """Returns the coefficients for a batch of sizes that have not come before."""
+        form = self._forward.form_of(*args, **kwargs)
+        found = None
+        if form in self._of_forms:
+            found = self._of_forms[form].for_samples(self._samples(args, kwargs))
+        if found is None:
+            found = self._of_forms[form] = self._found(args, kwargs, {call.number for call in self.calls})
+        return found
 
     def _own(self, known: LossCoefficients) -> OwnSamples | GatheredSamples:
         """Returns which samples of the whole batch this replica has."""

@@ -133,3 +133,16 @@ def test_an_optimizers_own_code_sees_the_gradients_of_all_stages(case_result: Ca
 @pytest.mark.parametrize("launched", [LaunchedCase(2, CASES, Case("metrics", "history", {}, STAGES))])
 def test_metrics_are_those_of_the_whole_batch_on_every_rank(case_result: CaseResult) -> None:
     assert set(case_result.values()) == {True}
+
+
+@pytest.mark.distributed
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "launched",
+    [
+        over_replicas(f"replicas, many sizes, {loss}", "losses_of_many_sizes", {"loss": loss}, 3)
+        for loss in ("of_positives", "in_batch_softmax")
+    ],
+)
+def test_a_loss_is_looked_at_once_for_all_sizes_but_the_first(case_result: CaseResult) -> None:
+    assert list(case_result.values()) == [[True, 1], [True, 1]]

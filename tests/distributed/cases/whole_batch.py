@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
+from smp_tf.training.batch_function import BatchFunction
 from tests.smp_tf.whole_batch import own_losses, own_optimizers
 from tests.smp_tf.whole_batch.own_batches import fit_arguments
 from tests.smp_tf.whole_batch.own_gradients import USES, Uses, compare
-from tests.smp_tf.whole_batch.own_loops import in_float64
+from tests.smp_tf.whole_batch.own_loops import batches, in_float64, net_of
 from tests.smp_tf.whole_batch.own_metrics import metrics, net
 
 
@@ -57,6 +60,32 @@ def recorded(use: str, folder: str) -> bool:
 def losses(loss: str) -> bool:
     """Whether a loss that is no average over samples trains as in plain Keras."""
     return own_losses.compare((own_losses.LOSSES | own_losses.COMPARING)[loss]) < 1e-12
+
+
+@in_float64()
+def losses_of_many_sizes(loss: str) -> list[Any]:
+    """Whether a training trains as in plain Keras whose batches have many sizes; how often losses were looked at."""
+    looks: list[Any] = []
+    looked_at = BatchFunction._coefficients_for
+
+    def counted(self: BatchFunction, *args: Any) -> Any:
+        looks.append(args)
+        return looked_at(self, *args)
+
+    sizes = ((12, 8), (9, 8), (8, 7), (7, 5), (5, 6))
+    found = []
+    with mock.patch.object(BatchFunction, "_coefficients_for", counted):
+        for base in (tf_keras.Model, smp.DistributedModel):
+            replica = smp.dp_rank() if base is smp.DistributedModel else None
+            model = net_of(base)
+            model.build((None, 6))
+            model.set_weights(Uses.weights(((6, 8), (8,), (8, 8), (8,), (8, 3), (3,))))
+            model.compile(tf_keras.optimizers.SGD(0.01), (own_losses.LOSSES | own_losses.COMPARING)[loss])
+            parts = [tf.data.Dataset.from_tensors(batch) for batch in batches(sizes, replica)]
+            data = functools.reduce(lambda one, other: one.concatenate(other), parts)
+            history = model.fit(data, epochs=2, verbose=0).history
+            found.append(np.concatenate([np.ravel(value) for value in [history["loss"], *model.get_weights()]]))
+    return [bool(np.allclose(*found, rtol=1e-10, atol=1e-12)), len(looks)]
 
 
 @in_float64()
