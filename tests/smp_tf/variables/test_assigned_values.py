@@ -50,6 +50,7 @@ DEFENDED = {
     ("steps/replica_check.py", "_steps().told"): "no model has it",
     ("steps/replica_check.py", "_steps().told_of_batches"): "no model has it",
     ("keras/archives.py", "variable"): "`load_weights` and `load_model` read within `left_out`",
+    ("steps/sums_in_steps.py", "counts[known_as]"): "no model has it",
     ("training/callbacks.py", "self._epochs"): "no model has it",
     ("training/keras_callbacks.py", "self._batch"): "no model has it",
     ("training/keras_callbacks.py", "self._epoch"): "no model has it",
@@ -64,7 +65,7 @@ DEFENDED = {
     ("variables/step_seeds.py", "_counter(known)"): "no model has it",
     ("variables/step_seeds.py", "state.seed"): "no model has it",
     ("variables/store.py", "variable"): "`settle` runs within `unnoted`; before, nobody stores the variable",
-    ("whole_batch/loss_coefficients.py", "self._copies[index]"): "a copy, which no model has",
+    ("whole_batch/loss_gradient.py", "self._copies[index]"): "a copy, which no model has",
 }
 
 
