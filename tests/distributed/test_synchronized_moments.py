@@ -47,6 +47,7 @@ GRID = [
     over(3, 3, "horovod", "train_on_batch", pipeline="zb_h1"),
     over(1, 2, loop="fit", loss="in_batch_softmax"),
     over(1, 2, xla=True, sizes=UNEQUAL),
+    over(1, 2, loop="whole batch", loss="in_batch_softmax", sizes=UNEQUAL),
     over(2, 2, loop="fit", loss="in_batch_softmax", sizes=UNEQUAL),
 ]
 #: Products of short floats differ with the number of samples, and soon the training.

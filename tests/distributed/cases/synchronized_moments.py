@@ -36,6 +36,7 @@ def mean(y: tf.Tensor, p: tf.Tensor) -> tf.Tensor:
 
 
 LOSSES = {"mean": mean, "in_batch_softmax": in_batch_softmax}
+OWN_LOOPS = ("step", "whole batch")
 #: The batches of an evaluation, by replica.
 EVALUATED = (2, 1)
 
@@ -107,15 +108,15 @@ def _part(x: np.ndarray, cut: Sequence[int], number: int) -> np.ndarray:
     return x[begin : begin + cut[number]]
 
 
-def loop_of(model: Any) -> Callable[[np.ndarray, np.ndarray], None]:
+def loop_of(model: Any, loss: str, *, whole_batch: bool) -> Callable[[np.ndarray, np.ndarray], None]:
     """A loop of a script's own."""
     optimizer = tf_keras.optimizers.SGD(RATE)
 
-    @smp.step
+    @smp.step(whole_batch=whole_batch)
     def forward_backward(x: tf.Tensor, y: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
-            loss = mean(y, model(x, training=True))
-        return loss, tape.gradient(loss, model.trainable_variables)
+            value = LOSSES[loss](y, model(x, training=True))
+        return value, tape.gradient(value, model.trainable_variables)
 
     @tf.function
     def train(x: tf.Tensor, y: tf.Tensor) -> None:
@@ -161,7 +162,10 @@ def trained(
         model.build((None, 4))
         wanted = expected(loss, sizes, running.config.microbatches)
         model.set_weights(initial_weights([variable.shape for variable in wanted.variables]))
-        train = loop_of(model) if loop == "step" else loop_of_keras(model, loop, loss)
+        if loop in OWN_LOOPS:
+            train = loop_of(model, loss, whole_batch=loop == "whole batch")
+        else:
+            train = loop_of_keras(model, loop, loss)
         replica = running.topology.replica
         for step, of_step in enumerate(sizes):
             train(*batch_of(replica, step, of_step[replica]))
@@ -174,7 +178,7 @@ def trained(
             if id(variable) in local
         ]
         assert differences
-        if loop != "step" and loss == "mean" and has_all:
+        if loop not in OWN_LOOPS and loss == "mean" and has_all:
             found = model.evaluate(*evaluated(replica), batch_size=8, verbose=0)
             parts = [mean(y, wanted(x)) * len(x) for x, y in map(evaluated, range(len(EVALUATED)))]
             differences.append(abs(found - float(sum(parts)) / (8 * sum(EVALUATED))))
