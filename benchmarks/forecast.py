@@ -206,7 +206,7 @@ class Forecast:
         request = PlacementRequest(
             Course(config.pipeline, plan.stages, plan.microbatches, self.samples),
             Storage(slots, replicas=runtime.current().topology.replicas),
-            Aim(config.optimize),
+            Aim(config.optimize, config.balance_tolerance),
             UnitTimes(found.times, alone=(1.0, 1.0) if always_beside else found.alone),
             once=Once(config.check_inputs, sum_wait=sum_wait()),
         )

@@ -1,4 +1,4 @@
-"""Tells how good the placements of well-known models are proved to be, and how long planning takes.
+"""Tells how good the placements of well-known models are proved to be, what they send, and how long planning takes.
 
     python benchmarks/placement.py --partitions 2,4 --json placement.json
 
@@ -7,8 +7,12 @@ is installed, its models are planned too, at their usual sizes. "gap" is by how 
 units can be better at most, by the costs that are known before the model is cut. 0 % is proved to be the best. For
 "speed" it is the gap of a step: all stages work on the first microbatch one after the other, and the slowest one's time
 counts for every further microbatch. "largest load" is by how much the slowest stage (or the fullest) can have less at
-most, in any placement whose stages together take no longer. Seconds are those of one plan. Tracing has its own column,
-since it is done once for a model.
+most, in any placement whose stages together take no longer. Both are of the plan with the best balance. "sent" is what
+the plan with `balance_tolerance` sends per microbatch, "of the least" that over the least that any cut in the order of
+the layers sends within the tolerance, and "of any" over the least that is proved of any placement. "balance" and "step"
+are what it has more than the best balanced plan. Seconds are those of one plan, without and with the tolerance. Tracing
+has its own column, since it is done once for a model. With schedules that have several chunks per rank, nothing is
+proved of what is sent; "before" is what the best balanced plan sends.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import functools
 import importlib.util
 import inspect
+import itertools
 import json
 import sys
 import time
@@ -38,6 +43,7 @@ from smp_tf.config.config import check_config
 from smp_tf.errors import PlacementError
 from smp_tf.offline.plan import OfflineModel, OfflinePlan, offline
 from smp_tf.partition.place.placement import Chain, Chunks, costed, step_time
+from smp_tf.partition.plan.plan import as_bytes
 
 BATCH, MICROBATCHES = 8, 4
 #: Tokens of a text.
@@ -48,6 +54,7 @@ TRANSFORMERS = {
     "DistilBERT": ("TFDistilBertForMaskedLM", "DistilBertConfig", {}),
     "Electra": ("TFElectraForPreTraining", "ElectraConfig", {}),
     "GPT-2": ("TFGPT2LMHeadModel", "GPT2Config", {}),
+    "GPT-2 medium": ("TFGPT2LMHeadModel", "GPT2Config", {"n_layer": 24, "n_embd": 1024, "n_head": 16}),
     "RoBERTa": ("TFRobertaForMaskedLM", "RobertaConfig", {}),
     "SegFormer": ("TFSegformerForImageClassification", "SegformerConfig", {}),
     "T5": ("TFT5ForConditionalGeneration", "T5Config", {"decoder_start_token_id": 0}),
@@ -64,17 +71,29 @@ class Row:
         units: number of units that are placed.
         partitions: number of partitions.
         objective: "memory" or "speed".
+        pipeline: the schedule.
         gap, load_gap: the two gaps described above, or None where nothing is proved.
-        trace_seconds, plan_seconds: seconds to trace the model, and then to plan it.
+        before, sent: bytes that the best balanced plan and the one with a tolerance send per microbatch.
+        of_cuts, of_any: the second of them over the least that is known of cuts and of any placement, or None.
+        balance, step: what the second plan has more than the first, as shares.
+        trace_seconds, balanced_seconds, plan_seconds: seconds to trace the model, and then for the two plans.
     """
 
     model: str
     units: int
     partitions: int
     objective: str
+    pipeline: str
     gap: float | None
     load_gap: float | None
+    before: float
+    sent: float
+    of_cuts: float | None
+    of_any: float | None
+    balance: float
+    step: float
     trace_seconds: float
+    balanced_seconds: float
     plan_seconds: float
 
 
@@ -109,7 +128,9 @@ def _of_transformers(model: str, config: str, more: Mapping[str, Any]) -> Any:
     return made, inputs, lambda outputs: tf.reduce_mean(outputs.logits)
 
 
-def rows_of(name: str, make: Callable[[], Any], partitions: list[int], proof: float) -> Iterator[Row]:
+def rows_of(
+    name: str, make: Callable[[], Any], partitions: list[int], proof: float, pipelines: Sequence[str] = ("interleaved",)
+) -> Iterator[Row]:
     """Plans a model for every number of partitions and both objectives.
 
     Args:
@@ -117,23 +138,43 @@ def rows_of(name: str, make: Callable[[], Any], partitions: list[int], proof: fl
         make: makes the model.
         partitions: numbers of partitions.
         proof: seconds for a proof.
+        pipelines: schedules.
     """
     tf_keras.backend.clear_session()
     began = time.monotonic()
     model = OfflineModel(make, batch_size=BATCH)
     model.trace(MICROBATCHES)
     traced = time.monotonic() - began
-    for count in partitions:
-        for objective in ("memory", "speed"):
-            wanted = {"partitions": count, "microbatches": MICROBATCHES, "optimize": objective}
-            began = time.monotonic()
-            try:
-                made = model.plan(check_config(wanted, "this benchmark"), proof_seconds=proof)
-            except PlacementError as error:
-                print(f"{name} on {count} partitions: {error}", file=sys.stderr)
-                continue
-            took = time.monotonic() - began
-            yield Row(name, len(made.units), count, objective, made.plan.gap, load_gap(made), traced, took)
+    for count, objective, pipeline in itertools.product(partitions, ("memory", "speed"), pipelines):
+        wanted = {"partitions": count, "microbatches": MICROBATCHES, "optimize": objective, "pipeline": pipeline}
+        made: list[OfflinePlan] = []
+        took: list[float] = []
+        try:
+            for more in ({"balance_tolerance": 0.0}, {}):
+                began = time.monotonic()
+                made.append(model.plan(check_config(wanted | more, "this benchmark"), proof_seconds=proof))
+                took.append(time.monotonic() - began)
+        except PlacementError as error:
+            print(f"{name} on {count} partitions, {pipeline}: {error}", file=sys.stderr)
+            continue
+        balanced, lighter = made
+        trade = lighter.plan.trade
+        assert trade is not None
+        yield Row(
+            *(name, len(balanced.units), count, objective, pipeline),
+            *(balanced.plan.gap, load_gap(balanced) if balanced.plan.has_one_chunk_each else None),
+            *(trade.balanced.sent, trade.taken.sent),
+            *(_over(trade.taken.sent, trade.bound_of_cuts), _over(trade.taken.sent, trade.bound)),
+            trade.taken.balance / (trade.balanced.balance or 1.0) - 1,
+            trade.taken.step / (trade.balanced.step or 1.0) - 1,
+            traced,
+            *took,
+        )
+
+
+def _over(sent: float, least: float | None) -> float | None:
+    """Returns one number of bytes over another; None where the other is unknown or zero, and 1 where both are."""
+    return (sent / least if least else None) if sent else 1.0
 
 
 def load_gap(made: OfflinePlan) -> float | None:
@@ -179,11 +220,17 @@ def largest_load_gap(gap: float, times: Sequence[float], microbatches: int, unit
 
 def table(rows: list[Row]) -> Table:
     """Returns all rows, the largest gap first."""
-    shown = Table("model", "units", "partitions", "balanced by", "gap", "largest load", "trace, s", "plan, s")
+    shown = Table(
+        *("model", "units", "P", "by", "pipeline", "gap", "largest\nload", "before", "sent", "of the\nleast", "of any"),
+        *("balance", "step", "trace,\ns", "plans, s"),
+    )
     for row in sorted(rows, key=lambda row: (-(row.gap or 0.0), row.model)):
         gaps = ["-" if gap is None else f"{gap:.2%}" for gap in (row.gap, row.load_gap)]
-        cells = row.model, row.units, row.partitions, row.objective, *gaps, f"{row.trace_seconds:.1f}"
-        shown.add_row(*map(str, cells), f"{row.plan_seconds:.1f}")
+        ratios = ["-" if ratio is None else f"{ratio:.2f}" for ratio in (row.of_cuts, row.of_any)]
+        cells = row.model, row.units, row.partitions, row.objective, row.pipeline, *gaps
+        sizes = as_bytes(row.before), as_bytes(row.sent), *ratios, f"{row.balance:+.1%}", f"{row.step:+.1%}"
+        seconds = f"{row.trace_seconds:.1f}", f"{row.balanced_seconds:.1f} {row.plan_seconds:.1f}"
+        shown.add_row(*map(str, cells), *sizes, *seconds)
     return shown
 
 
@@ -192,6 +239,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", help="names, with commas between them (default: all)")
     parser.add_argument("--partitions", default="2,4", help="numbers, with commas between them (default: 2,4)")
+    parser.add_argument(
+        "--pipelines", default="interleaved", help="schedules, with commas between them (default: interleaved)"
+    )
     parser.add_argument("--proof", type=float, default=5.0, help="seconds for a proof (default: 5)")
     parser.add_argument("--json", type=new_file, help="write the rows")
     given = parser.parse_args()
@@ -205,12 +255,13 @@ def main() -> None:
         task = progress.add_task("planning", total=len(names))
         for name in names:
             progress.update(task, description=name)
-            rows += rows_of(name, known[name], [int(count) for count in given.partitions.split(",")], given.proof)
+            counts = [int(count) for count in given.partitions.split(",")]
+            rows += rows_of(name, known[name], counts, given.proof, given.pipelines.split(","))
             progress.advance(task)
             if given.json is not None:
                 told = {**before, "rows": [asdict(row) for row in rows]}
                 given.json.write_text(json.dumps(told, indent=1) + "\n")
-    Console(width=100).print(table(rows))
+    Console(width=160).print(table(rows))
     scores, loads = (
         sum(gap is not None and gap <= 0.01 for gap in gaps)
         for gaps in ([row.gap for row in rows], [row.load_gap for row in rows])
@@ -218,6 +269,14 @@ def main() -> None:
     print(
         f"of {len(rows)} placements {scores} are proved to be within 1 % of the best by what is balanced, and {loads} "
         f"by the largest load of a stage; smp_tf {smp.__version__}"
+    )
+    ratios = [ratio for row in rows if (ratio := row.of_any or row.of_cuts) is not None]
+    before, after = (
+        sum(seconds) for seconds in zip(*((r.balanced_seconds, r.plan_seconds) for r in rows), strict=True)
+    )
+    print(
+        f"{sum(ratio <= 1.1 for ratio in ratios)} of {len(ratios)} send at most 1.1 times the least that is known; all "
+        f"plans took {before:.0f} s without a tolerance and {after:.0f} s with it"
     )
 
 

@@ -42,7 +42,7 @@ class IntegerProgram:
         self._stages = stages = len(problem["in_flight"])
         self._owns: dict[int, list[Any]] = {}
         self._some: dict[tuple[tuple[int, ...], int], Any] = {}
-        self._unit = 1.0
+        self._unit, self._less = 1.0, 0.0
         never, true = self.model.new_constant(0), self.model.new_constant(1)
         self._upto: list[list[Any]] = [
             [never] * first + [self.model.new_bool_var("") for _ in range(first, last)] + [true] * (stages - last)
@@ -61,10 +61,12 @@ class IntegerProgram:
             for s in range(stages - 1):
                 self.model.add(self._upto[after][s] <= self._upto[before][s])
         self._within(problem["limits"])
-        if problem["objective"] == "speed":
-            self._fastest()
+        if problem["most"] is not None:
+            self._fewest_bytes(problem["most"])
+        elif problem["objective"] == "speed":
+            self._unit = self._minimise_with(self._timed(), problem["microbatches"] - 1)
         else:
-            self._smallest()
+            self._unit = self._minimise_with(self._held(), None)
 
     def _within_stages(self) -> tuple[list[int], list[int]]:
         """Returns the first and the last stage that every unit may be on."""
@@ -97,8 +99,8 @@ class IntegerProgram:
         self.model.add(found >= some - other)
         return found
 
-    def _fastest(self) -> None:
-        """Minimises the seconds of a step."""
+    def _timed(self) -> list[list[tuple[float, Any]]]:
+        """Returns, per stage, seconds that it may take, each with the variable for whether it does."""
         problem = self._problem
         computing = [list(zip(problem["times"], (on[s] for on in self._on), strict=True)) for s in range(self._stages)]
         crossing: dict[tuple[int, tuple[int, ...]], float] = {}
@@ -117,11 +119,45 @@ class IntegerProgram:
                 [(seconds / problem["speed"][s], on) for seconds, on in computing[s]]
                 + [(nbytes * link, crosses[s]) for nbytes, crosses in moved]
             )
-        self._unit = self._minimise_with(loads, problem["microbatches"] - 1)
+        return loads
 
-    def _smallest(self) -> None:
-        """Minimises the bytes of the fullest stage."""
-        self._unit = self._minimise_with(self._held(), None)
+    def _fewest_bytes(self, most: dict[str, float | None]) -> None:
+        """Minimises the bytes that are sent per microbatch, within what stages and the step may have."""
+        problem = self._problem
+        if most["memory"] is not None:
+            self._within([most["memory"]] * self._stages)
+        if most["time"] is not None:
+            self._within_seconds(most["time"], most["step"])
+        crossing: dict[tuple[int, tuple[int, ...]], float] = {}
+        for producer, readers, nbytes in problem["flows"]:
+            crossing[producer, tuple(readers)] = crossing.get((producer, tuple(readers)), 0.0) + nbytes
+        sent = [
+            (nbytes, self._without(self._any(readers, s), self._on[producer][s]))
+            for (producer, readers), nbytes in crossing.items()
+            for s in range(self._stages)
+        ]
+        once = 0.0
+        for users, nbytes in self._shared_bytes().items():
+            # All stages that use the weight but one, its owner, receive it.
+            sent += [(nbytes / problem["microbatches"], self._any(users, s)) for s in range(self._stages)]
+            once += nbytes / problem["microbatches"]
+        self._unit = _unit([sent])
+        self._less = once
+        self.model.minimize(sum(floor(size / self._unit) * some for size, some in sent))
+
+    def _within_seconds(self, time: float, step: float | None) -> None:
+        """Requires that no stage takes longer than a time, and the step no longer than another."""
+        loads = self._timed()
+        unit = _unit(loads)
+        rounded = [sum(floor(size / unit) * some for size, some in load) for load in loads]
+        for load in rounded:
+            self.model.add(load <= floor(time / unit))
+        others = self._problem["microbatches"] - 1
+        if step is not None and others <= _MANY:
+            largest = self.model.new_int_var(0, 4 * _WHOLE, "slowest")
+            for load in rounded:
+                self.model.add(largest >= load)
+            self.model.add(others * largest + sum(rounded) <= floor(step / unit))
 
     def _minimise_with(self, loads: list[list[tuple[float, Any]]], times_largest: int | None) -> float:
         """Minimises the largest load, times a number, plus the sum of all loads; with None, the largest load alone.
@@ -234,7 +270,7 @@ class IntegerProgram:
                 number: next(s for s, here in enumerate(owns) if solver.boolean_value(here))
                 for number, owns in self._owns.items()
             },
-            "bound": solver.best_objective_bound * self._unit,
+            "bound": solver.best_objective_bound * self._unit - self._less,
         }
 
     def _begin_with_hint(self, seconds: float, clock: float) -> None:

@@ -300,7 +300,7 @@ def costed(
         for stage in used:
             memory[stage] += weight.copied
             if len(used) > 1:
-                moved[stage] += (weight.value + (weight.gradient and weight.value)) / microbatches
+                moved[stage] += weight.crossing / microbatches
     times = tuple(
         seconds / speed + nbytes * chain.seconds_per_byte / link
         for seconds, nbytes, speed, link in zip(computing, moved, ranks.speed, ranks.link, strict=True)

@@ -95,6 +95,23 @@ def looks_at_all(chain: Chain, chunks: Chunks) -> bool:
     return cuts * len(owner_choices(chain.weights)) <= MOST_CUTS
 
 
+def all_placements(
+    chain: Chain, chunks: Chunks, objective: str, microbatches: int, ranks: Ranks
+) -> Iterator[Placement]:
+    """Yields every cut that agrees with what is given and keeps within what ranks may need.
+
+    Args:
+        chain: the units.
+        chunks: where they may be.
+        objective: "speed" or "memory".
+        microbatches: per step.
+        ranks: how these differ, and what they may need.
+    """
+    for (over, _, _), found in _Search(chain, chunks, objective, microbatches, ranks).all_cuts():
+        if over <= 0:
+            yield found
+
+
 def _first(pair: tuple[_Order, Placement]) -> _Order:
     return pair[0]
 

@@ -6,6 +6,8 @@ data flows to the same or to a later stage:
     order    a  b  c  d            a ─▶ c            stage 0   a  c
     cut      a  b │ c  d           b ─▶ d            stage 1   b  d      nothing crosses, as no cut of the order has it
 
+It is the one with the best balance, or, of those that keep within given limits, the one that sends the fewest bytes.
+
 The costs are those of `solve_chain`: compute and transfers for time, weights and stash for memory. The integer program
 (`integer_program`) starts from the best cut. Where its time runs out, it gives the bound that it has proved.
 
@@ -16,8 +18,10 @@ Source:
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,7 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.place.cut_search import Most
 from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, costed, in_flight_of
+from smp_tf.partition.place.trade import sent_bytes
 
 #: The largest product of units and stages. A larger one takes longer than anybody waits for a plan.
 MOST_CHOICES = 20_000
@@ -51,6 +57,7 @@ class DagProblem:
         ranks: how these differ, and what they may need; None where they are alike and may need anything.
         hint: a placement to begin with, such as the best cut of a chain.
         within: the first and the last stage that every unit may be on; None for any.
+        most: what stages and the step may have, where the fewest bytes are to be sent; None for the best balance.
     """
 
     chain: Chain
@@ -62,6 +69,7 @@ class DagProblem:
     ranks: Ranks | None = None
     hint: tuple[int, ...] | None = None
     within: tuple[list[int], list[int]] | None = None
+    most: Most | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class DagSolution(Placement):
     """A placement of units, with what is proved about it.
 
     Args:
-        bound: a number that no placement's score is below.
+        bound: a number that no placement's score is below; of bytes sent per microbatch, where these are to be few.
     """
 
     bound: float = 0.0
@@ -153,12 +161,14 @@ def _record(problem: DagProblem) -> dict[str, Any]:
         "seconds_per_byte": chain.seconds_per_byte,
         "flows": [(flow.producer, flow.consumers, flow.nbytes) for flow in chain.flows],
         "stashes": [(stash.readers, stash.nbytes) for stash in chain.stashes],
-        "weights": [(w.users, w.stored, w.copied, w.value + (w.gradient and w.value)) for w in chain.weights],
+        "weights": [(w.users, w.stored, w.copied, w.crossing) for w in chain.weights],
         "speed": ranks.speed,
         "link": ranks.link,
         "limits": ranks.memory,
         "hint": problem.hint,
         "within": problem.within,
+        "most": problem.most
+        and {name: None if math.isinf(most) else most for name, most in dataclasses.asdict(problem.most).items()},
     }
 
 
@@ -169,5 +179,9 @@ def _solution(problem: DagProblem, found: dict[str, Any]) -> DagSolution | None:
     held = in_flight_of(problem.stages, problem.microbatches, problem.in_flight)
     owners = {chain.weights[int(number)].variable: stage for number, stage in found["owners"].items()}
     best = costed(chain, found["stage_of"], owners, problem.microbatches, Chunks.one_each(held), problem.ranks)
-    bound = min(found["bound"], best.score(problem.objective, problem.microbatches))
+    if problem.most is None:
+        score = best.score(problem.objective, problem.microbatches)
+    else:
+        score = sent_bytes(chain, best.stage_of, problem.microbatches)
+    bound = min(found["bound"], score)
     return DagSolution(best.chunk_of, best.owners, best.times, best.memory, bound=bound)

@@ -18,12 +18,13 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Chunks, Placement
 from smp_tf.partition.place.slot_shares import Sized, fullest_share
+from smp_tf.partition.place.trade import Trade
 from smp_tf.partition.plan.json_record import record_from
 from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic, Use
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
 
-VERSION = 4
+VERSION = 5
 #: The most bytes of a plan. A thousand layers and their variables take about 0.3 MiB.
 MAX_BYTES = 16 * 2**20
 
@@ -63,8 +64,9 @@ class Plan:
         forecast: one entry for each stage.
         defaulted: op types whose cost was guessed.
         reasons: what decided the placement, besides the stage that has most, one sentence each.
-        gap: by how much any other placement can be better in what was balanced, as a share; None where nothing is
-            proved, as for a placement that was given.
+        gap: by how much any other placement can be better in what was balanced than the best balanced one that was
+            found, as a share; None where nothing is proved, as for a placement that was given.
+        trade: what the placement gives up in balance for fewer bytes sent; None where nothing was to be given up.
         recompute: the group of each unit whose forward is made again in backward, by the unit's name.
     """
 
@@ -81,6 +83,7 @@ class Plan:
     defaulted: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     gap: float | None = None
+    trade: Trade | None = None
     recompute: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -371,6 +374,17 @@ def _largest(
         total = sum(map(weight, inside))
         found.append(("", 0.0) if largest is None or not total else (largest.name, round(weight(largest) / total, 4)))
     return found
+
+
+def as_seconds(seconds: float) -> str:
+    """Returns the seconds for people, such as "12 ms".
+
+    Args:
+        seconds: number of seconds.
+    """
+    if seconds >= 1.0:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def as_bytes(count: float, up: bool = False) -> str:

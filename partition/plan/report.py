@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from smp_tf.partition.plan.plan import Plan, as_bytes
+from smp_tf.partition.place.trade import Offer, Trade
+from smp_tf.partition.plan.plan import Plan, as_bytes, as_seconds
 from smp_tf.partition.plan.stage_forecast import StageForecast
 from smp_tf.partition.units.units import AFTER_MODEL
 
@@ -71,6 +72,8 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
     console.print(table)
+    if plan.trade is not None and not plan.trade.is_none:
+        console.print(trade_table(plan.trade, plan.objective))
     if plan.shared:
         console.print(shared_table(plan))
     for line in remarks(plan):
@@ -87,6 +90,50 @@ def sent(row: StageForecast) -> str:
     lines = [f"{as_bytes(row.traffic.sent_forward)} →"] * (row.traffic.sent_forward > 0)
     lines += [f"← {as_bytes(row.traffic.sent_backward)}"] * (row.traffic.sent_backward > 0)
     return "\n".join(lines) or "-"
+
+
+def trade_table(trade: Trade, objective: str) -> Table:
+    """Returns a row for each placement between which one was chosen, with its balance, what it sends and its step.
+
+    Args:
+        trade: the placements.
+        objective: "memory" or "speed".
+    """
+    table = Table(title="balance and bytes sent, before the cut", title_justify="left")
+    first, *others = trade_heads(objective)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name.replace(" per ", "\nper "), justify="right", no_wrap=True)
+    for row in trade_rows(trade, objective):
+        table.add_row(*row)
+    return table
+
+
+def trade_heads(objective: str) -> tuple[str, ...]:
+    """Returns the heads of the columns of `trade_rows`.
+
+    Args:
+        objective: "memory" or "speed".
+    """
+    balance = "fullest stage" if objective == "memory" else "slowest stage per microbatch"
+    return "placement", balance, "sent per microbatch", "step"
+
+
+def trade_rows(trade: Trade, objective: str) -> list[tuple[str, ...]]:
+    """Returns the names of placements, their balance, what they send and their step; equal ones in one row.
+
+    Args:
+        trade: the placements.
+        objective: "memory" or "speed".
+    """
+    names: dict[Offer, list[str]] = {}
+    for name, offer in (("best balanced", trade.balanced), ("taken", trade.taken), ("sends least", trade.least)):
+        names.setdefault(offer, []).append(name)
+    balance = as_bytes if objective == "memory" else as_seconds
+    return [
+        (", ".join(called), balance(offer.balance), as_bytes(offer.sent), as_seconds(offer.step))
+        for offer, called in names.items()
+    ]
 
 
 def shared_table(plan: Plan) -> Table:
@@ -136,6 +183,7 @@ def remarks(plan: Plan) -> list[str]:
     lines.extend(f"on the host: {line}" for line in on_host(plan))
     lines.extend(f"why: {reason}" for reason in reasons(plan))
     lines.extend(f"proved: {line}" for line in proved(plan))
+    lines.extend(f"sent: {line}" for line in sent_in_all(plan))
     if plan.defaulted:
         lines.append("cost guessed for: " + ", ".join(plan.defaulted))
     return lines
@@ -189,9 +237,35 @@ def proved(plan: Plan) -> tuple[str, ...]:
     else:
         none, some, what = "has less on its fullest stage", "less on its fullest stage", "has"
         by = "of weights, gradients, slots and stash"
+    other, than = "other ", ""
+    if plan.trade is not None and plan.trade.taken != plan.trade.balanced:
+        other, than = "", " than the best balanced one"
     if plan.gap < _NO_GAP:
-        return (f"no other placement {none}, {by}",)
-    return (f"any other placement {what} at most {plan.gap:.1%} {some}, {by}",)
+        return (f"no {other}placement {none}{than}, {by}",)
+    return (f"any {other}placement {what} at most {plan.gap:.1%} {some}{than}, {by}",)
+
+
+def sent_in_all(plan: Plan) -> tuple[str, ...]:
+    """Returns what a placement sends, and how much less another one could that is as nearly balanced.
+
+    Args:
+        plan: the plan.
+    """
+    trade = plan.trade
+    if trade is None:
+        return ()
+    sent, near = trade.taken.sent, f"within {100 * trade.tolerance:g}% of the best balance"
+    said = f"{as_bytes(sent)} a microbatch, both ways"
+    if trade.bound is not None and sent <= trade.bound * (1 + _NO_GAP):
+        return (f"{said}; no placement {near} sends less",)
+    if trade.bound_of_cuts is not None:
+        less = "less" if sent <= trade.bound_of_cuts * (1 + _NO_GAP) else f"less than {as_bytes(trade.bound_of_cuts)}"
+        said += f"; no cut in the order of the layers {near} sends {less}"
+    if trade.bound:
+        said += f"; no placement {near} sends less than {as_bytes(trade.bound)}"
+    if not trade.bound and trade.bound_of_cuts is None:
+        said += "; of fewer bytes nothing is proved"
+    return (said,)
 
 
 def layer_names(plan: Plan) -> list[str]:

@@ -108,6 +108,11 @@ class Weight:
         return self.copied + (0.0 if self.are_slots_on_host else self.slots)
 
     @property
+    def crossing(self) -> float:
+        """Returns the bytes that cross once per step between the owner and another stage: value, and gradient back."""
+        return self.value + (self.gradient and self.value)
+
+    @property
     def copied(self) -> float:
         """Returns the bytes on the device of another stage that uses the variable, for its value and its gradient."""
         return self.value + (0.0 if self.is_gradient_on_host else self.gradient)

@@ -10,7 +10,7 @@ from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.memory_limit import enough
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.planner.limits import as_cut, fits, is_possible, without_limits
+from smp_tf.pipeline.planner.limits import as_cut, fits, is_possible, smallest_of
 from smp_tf.pipeline.planner.plan import planned
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.units import costs_of, units_of
@@ -79,7 +79,7 @@ def _smaller_microbatches(graph: OpGraph, request: PlacementRequest) -> Iterator
         return
     limits, asked = request.limits, request.course.microbatches
     many, batch = asked, asked * request.course.samples
-    request = without_limits(request).changed(objective="memory", proof_seconds=0.0)
+    request = smallest_of(request).changed(proof_seconds=0.0)
     while (many := 2 * many) <= batch:
         smaller = 1.0 - asked / many
         cut_into = request.changed(microbatches=many)

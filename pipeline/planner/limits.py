@@ -42,6 +42,15 @@ def without_limits(request: PlacementRequest) -> PlacementRequest:
     return request.changed(ranks=ranks)
 
 
+def smallest_of(request: PlacementRequest) -> PlacementRequest:
+    """Returns the request for the placement with the least memory, without limits.
+
+    Args:
+        request: has limits.
+    """
+    return without_limits(request).changed(objective="memory", balance_tolerance=0.0)
+
+
 def as_cut(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Plan:
     """Returns the plan with the memory that its cut really needs.
 
@@ -81,7 +90,7 @@ def fits(graph: OpGraph, request: PlacementRequest) -> bool:
         request: has limits.
     """
     try:
-        smallest = planned(graph, without_limits(request).changed(objective="memory"), {})
+        smallest = planned(graph, smallest_of(request), {})
     except PlacementError:
         return False
     return excess(as_cut(graph, request, smallest), request.limits) <= 0

@@ -14,7 +14,8 @@ from itertools import pairwise
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.fingerprint import fingerprint
 from smp_tf.partition.graph.op_graph import OpGraph
-from smp_tf.partition.place.place import Effort, Placed, place
+from smp_tf.partition.place.asked import Effort, Placed
+from smp_tf.partition.place.place import place
 from smp_tf.partition.place.placement import Chain, Placement, check_units
 from smp_tf.partition.place.solve_chain import follow_owners
 from smp_tf.partition.place.solve_dag import MOST_CHOICES
@@ -34,6 +35,8 @@ PROOF_SECONDS = 2.0
 _QUICK_CHOICES = 2_000
 #: Gains in bytes, and in seconds of a step, that are not worth another second of waiting for the plan.
 _WORTH = {"memory": 2.0**20, "speed": 1e-3}
+#: Bytes sent per microbatch that are not worth it, either.
+_WORTH_SENT = 2.0**20
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         owners=owners,
         gap=found.placed.gap,
     )
-    return dataclasses.replace(plan, reasons=(*plan.reasons, *_reasons(graph, plan, found, request)))
+    reasons = (*plan.reasons, *_reasons(graph, plan, found, request))
+    return dataclasses.replace(plan, reasons=reasons, trade=found.placed.trade)
 
 
 def _in_order(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> tuple[Unit, ...]:
@@ -137,7 +141,9 @@ def _made_again_where_needed(graph: OpGraph, found: _Solution, request: Placemen
     costs, known = costs_in_order(graph, found.units, request, groups)
     # The proof is about the costs that the solver has seen, and not about these.
     without = "some layers turned out not to be made again"
-    return _Solution(found.units, costs, known, dataclasses.replace(found.placed, gap=None, without=without))
+    trade = found.placed.trade and found.placed.trade.unproved()
+    placed = dataclasses.replace(found.placed, gap=None, without=without, trade=trade)
+    return _Solution(found.units, costs, known, placed)
 
 
 def _reasons(graph: OpGraph, plan: Plan, found: _Solution, request: PlacementRequest) -> Iterator[str]:
@@ -204,6 +210,8 @@ def _solve(
                     0.0 if decided else request.aim.proof_seconds,
                     worth=0.0 if request.aim.thorough else _WORTH.get(request.aim.objective, 0.0),
                     most_choices=MOST_CHOICES if request.aim.thorough else _QUICK_CHOICES,
+                    tolerance=request.aim.balance_tolerance,
+                    worth_sent=0.0 if request.aim.thorough else _WORTH_SENT,
                 ),
             )
         except PlacementError:

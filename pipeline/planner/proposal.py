@@ -8,7 +8,7 @@ planned ──▶ cut ──▶ does each stage need what its rank may? ──�
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.graph.op_graph import OpGraph
@@ -18,7 +18,7 @@ from smp_tf.partition.plan.report import proved
 from smp_tf.pipeline.planner.advice import nearest
 from smp_tf.pipeline.planner.by_hand import placement_by_hand
 from smp_tf.pipeline.planner.cut import cut
-from smp_tf.pipeline.planner.limits import as_cut, is_possible, with_less, without_limits
+from smp_tf.pipeline.planner.limits import as_cut, is_possible, smallest_of, with_less, without_limits
 from smp_tf.pipeline.planner.plan import planned
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.timeline import timeline_of
@@ -144,14 +144,32 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
             refused.append(error)
     if not plans:
         raise refused[0]
-    scores = [_score(graph, request, plan) for plan in plans]
-    best = next(at for at, score in enumerate(scores) if score <= min(scores) * (1 + _AS_FAST))
+    best = _best_of(plans, [_score(graph, request, plan) for plan in plans], request.aim.balance_tolerance)
     if plans[best].placement in shapes:
         reason = f"{shapes[plans[best].placement]}: no cut into one run each is as good"
     else:
         why = str(refused[0]).splitlines()[0] if refused else "that would gain nothing"
         reason = f"no stage is visited more often than the schedule asks for: {why}"
     return dataclasses.replace(plans[best], reasons=(*plans[best].reasons, reason))
+
+
+def _best_of(plans: Sequence[Plan], scores: Sequence[float], tolerance: float) -> int:
+    """Returns the number of the plan that is taken.
+
+    Args:
+        plans: plans of different shapes, the simplest first.
+        scores: their scores. The best is the least.
+        tolerance: the share by which the score may be above the best, so that fewer bytes are sent; 0 for the best.
+    """
+    trades = [plan.trade for plan in plans]
+    if not tolerance or any(trade is None for trade in trades):
+        return next(at for at, score in enumerate(scores) if score <= min(scores) * (1 + _AS_FAST))
+    # A plan that has given up balance for fewer bytes may not be near the best of another shape.
+    given_up = [trade.balanced.balance / (trade.taken.balance or 1.0) for trade in trades if trade is not None]
+    best = min(score * share for score, share in zip(scores, given_up, strict=True))
+    most = max(best * (1 + tolerance), min(scores))
+    near = [at for at, score in enumerate(scores) if score <= most]
+    return min(near, key=lambda at: (trade.taken.sent, scores[at]) if (trade := trades[at]) is not None else (0.0, 0.0))
 
 
 def _score(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
@@ -206,7 +224,7 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
                 less[stage] = max(less[stage], limit - plan.forecast[stage].device_bytes + 1)
         # One search beyond the cuts of one order is enough.
         request = request.changed(proof_seconds=0.0)
-    smallest = planned(graph, without_limits(request).changed(objective="memory"), owners)
+    smallest = planned(graph, smallest_of(request), owners)
     tried.append(as_cut(graph, request, smallest))
     if excess(tried[-1], request.limits) <= 0:
         plan = dataclasses.replace(smallest, objective=request.aim.objective)

@@ -100,6 +100,7 @@ class Aim:
 
     Args:
         objective: "memory" or "speed".
+        balance_tolerance: the share by which the balance may be worse than the best, so that fewer bytes are sent.
         proof_seconds: how many seconds to search for a placement beyond cuts of one order; 0 for no search.
         thorough: whether to search even where there is little to gain.
         advise: whether to search for settings that fit, where these do not.
@@ -110,6 +111,7 @@ class Aim:
     """
 
     objective: str
+    balance_tolerance: float = 0.0
     proof_seconds: float = 0.0
     thorough: bool = False
     advise: bool = True

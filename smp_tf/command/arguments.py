@@ -39,6 +39,14 @@ def number(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a number, and received {text!r}") from None
 
 
+def decimal(text: str) -> float:
+    """Reads a number that may have decimals."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, such as 0.05, and received {text!r}") from None
+
+
 def seconds(text: str) -> float:
     """Reads a number of seconds, 0 included."""
     with contextlib.suppress(ValueError):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smp_tf.command.arguments import Commands, number, number_or_auto, seconds
+from smp_tf.command.arguments import Commands, decimal, number, number_or_auto, seconds
 from smp_tf.command.named_function import named_function
 from smp_tf.command.output import say, show
 from smp_tf.command.output_files import OutputFiles
@@ -100,6 +100,12 @@ def _add_settings(plan: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--optimize",
         help="what to balance: memory (default), or speed (default with --partitions auto and with --cluster)",
+    )
+    plan.add_argument(
+        "--balance-tolerance",
+        type=decimal,
+        metavar="SHARE",
+        help="how much less balanced than the best stages may be so that they send fewer bytes (default: 0.05)",
     )
     plan.add_argument("--memory-limit", metavar="SIZE", help='the most bytes a rank may need, such as "16GiB"')
     plan.add_argument("--optimizer", default="adam", help="its slots are stored too (default: adam)")

@@ -125,7 +125,9 @@ def _config(given: argparse.Namespace, cluster: Cluster | None, stored: PlanFile
     for name, value in (("partitions", given.partitions), ("microbatches", given.microbatches)):
         if value not in (None, "auto"):
             wanted[name] = value
-    for name in ("pipeline", "optimize", "memory_limit", "chunks_per_rank", "gradient_compression"):
+    for name in (
+        *("pipeline", "optimize", "balance_tolerance", "memory_limit", "chunks_per_rank", "gradient_compression"),
+    ):
         if getattr(given, name) is not None:
             wanted[name] = getattr(given, name)
     if given.not_contiguous:
@@ -160,8 +162,9 @@ def _stored(given: argparse.Namespace) -> PlanFile | None:
         if given.partitions is None:
             raise UsageError("Say how many partitions there are to be: --partitions P, or --partition-file FILE.")
         return None
-    for option in ("chunks_per_rank", "not_contiguous", "json"):
-        if getattr(given, option) not in (None, False):
+    for option in ("balance_tolerance", "chunks_per_rank", "not_contiguous", "json"):
+        value = getattr(given, option)
+        if value is not None and value is not False:
             raise UsageError(f"--{option.replace('_', '-')} is for a plan that is made, and --partition-file has one.")
     for option in ("partitions", "microbatches", "pipeline"):
         if getattr(given, option) == "auto":

@@ -9,7 +9,18 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from smp_tf.config.values import boolean, boolean_or, byte_count, integer, one_of, optional, path, schedule, seconds
+from smp_tf.config.values import (
+    boolean,
+    boolean_or,
+    byte_count,
+    integer,
+    one_of,
+    optional,
+    path,
+    schedule,
+    seconds,
+    share,
+)
 from smp_tf.pipeline.schedules.schedule import IN_ORDER
 
 #: The kind of compression in which an optimizer sends what it computes from gradients.
@@ -64,6 +75,13 @@ class Keys:
         one_of("memory", "speed"),
         '"memory" or "speed"',
         "what the stages are balanced by: stored bytes or time per microbatch",
+    )
+    balance_tolerance: float = _key(
+        0.05,
+        share,
+        "a number from 0 to 1",
+        "the share by which stages may be less balanced than the best so that they send fewer bytes; 0 for the best "
+        "balance",
     )
     placement_strategy: str = _key(
         "cluster",

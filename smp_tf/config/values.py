@@ -106,6 +106,15 @@ def seconds(value: Any) -> float:
     return float(value)
 
 
+def share(value: Any) -> float:
+    """Takes a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RefusedError
+    if not 0 <= value <= 1:
+        raise RefusedError
+    return float(value)
+
+
 def path(value: Any) -> str:
     """Takes the name of a file."""
     if not isinstance(value, (str, os.PathLike)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from smp_tf.partition.plan.plan import as_seconds
+
 
 def counted(many: int, what: str, ending: str = "s") -> str:
     """Returns a number with its noun, such as "1 replica" and "2 replicas"."""
@@ -10,9 +12,7 @@ def counted(many: int, what: str, ending: str = "s") -> str:
 
 def in_seconds(seconds: float) -> str:
     """Returns the seconds for people, such as "12 ms"."""
-    if seconds >= 1.0:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.3g} ms"
+    return as_seconds(seconds)
 
 
 def in_flops(count: float) -> str:

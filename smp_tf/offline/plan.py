@@ -290,6 +290,7 @@ class OfflineModel:
             self._storage(config, replicas),
             Aim(
                 config.optimize,
+                config.balance_tolerance,
                 proof_seconds=proof_seconds,
                 thorough=True,
                 advise=advise,

@@ -15,8 +15,9 @@ from smp_tf.offline.html import LEFT, WIDTH, document, items, legend, mark, svg,
 from smp_tf.offline.numbers import in_flops, in_seconds
 from smp_tf.offline.plan import OfflinePlan, memory_over_time
 from smp_tf.offline.plan_text import forecast
+from smp_tf.partition.place.trade import Trade
 from smp_tf.partition.plan.plan import as_bytes
-from smp_tf.partition.plan.report import heading, layer_names, remarks, sent, shared_rows
+from smp_tf.partition.plan.report import heading, layer_names, remarks, sent, shared_rows, trade_heads, trade_rows
 from smp_tf.partition.units.cost import UnitCost
 from smp_tf.pipeline.programs.kinds import KINDS, Busy
 
@@ -50,6 +51,7 @@ def page(made: OfflinePlan, name: str) -> str:
         items([*remarks(plan), forecast(made)]),
         "<h2>Stages</h2>",
         f'<div class="wide">{_stages(made)}</div>',
+        *([f"<h2>Balance and bytes sent</h2>{_trade(plan.trade, plan.objective)}"] if plan.trade is not None else []),
         *([f"<h2>Shared weights</h2>{_shared(made)}"] if plan.shared else []),
         "<h2>Layers</h2>",
         "<p>A column per stage; lines are what one microbatch sends forward, dashed ones what it sends back.</p>",
@@ -97,6 +99,14 @@ def _stages(made: OfflinePlan) -> str:
         shares = (f"{row.time_share:.0%}", waits, sent(row).replace(" ", "\u00a0").replace("\n", ", "))
         rows.append((numbered, escape(names[stage]), f"{row.parameters:,}", *sizes, *shares))
     return table(heads, rows, names_at=1)
+
+
+def _trade(trade: Trade, objective: str) -> str:
+    said = (
+        "By what is known before the model is cut. The placement that was taken sends the fewest bytes of those whose "
+        f"balance is at most {100 * trade.tolerance:g}% worse than the best."
+    )
+    return f"<p>{said}</p>{table(trade_heads(objective), trade_rows(trade, objective), names_at=0)}"
 
 
 def _shared(made: OfflinePlan) -> str:

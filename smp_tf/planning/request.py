@@ -120,7 +120,7 @@ def request_for(
             gradients_on_host=config.gradient_offload and has_device(),
             slots_on_host=config.optimizer_offload and has_device(),
         ),
-        Aim(config.optimize, proof_seconds=PROOF_SECONDS),
+        Aim(config.optimize, config.balance_tolerance, proof_seconds=PROOF_SECONDS),
         _times_of(traced.models, samples),
         Hardware(ranks),
         Fixed(None if config.auto_partition else config.default_partition, given),

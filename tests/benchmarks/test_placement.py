@@ -57,9 +57,10 @@ def test_no_cut_has_a_largest_load_below_what_is_proved(build: Callable[[], tf_k
     with offline():
         rows = list(rows_of("small", build, [2], 1.0))
         model = OfflineModel(build, batch_size=BATCH)
-        wanted = {"partitions": 2, "microbatches": MICROBATCHES, "optimize": "speed"}
+        wanted = {"partitions": 2, "microbatches": MICROBATCHES, "optimize": "speed", "balance_tolerance": 0.0}
         made = model.plan(check_config(wanted, "a test"), proof_seconds=1.0)
     by_bytes, by_time = rows
+    assert all(row.sent <= row.before and (row.of_any or 1.0) >= 1.0 - 1e-9 for row in rows)
     assert by_bytes.load_gap == by_bytes.gap
     assert by_time.load_gap == load_gap(made)
     chain = Chain.of([unit.name for unit in made.units], made.costs)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from smp_tf.partition.place.place import Effort, place
+from smp_tf.partition.place.asked import Effort
+from smp_tf.partition.place.place import place
 from smp_tf.partition.place.placement import Placement, Ranks
 from smp_tf.partition.units.cost import Flow
 from tests.partition.workloads import Workload, branching, read, workload

@@ -8,7 +8,8 @@ import pytest
 
 from smp_tf.partition.errors import MemoryLimitError
 from smp_tf.partition.place import place as placing
-from smp_tf.partition.place.place import Effort, place
+from smp_tf.partition.place.asked import Effort, near
+from smp_tf.partition.place.place import place
 from smp_tf.partition.place.placement import Chain, Chunks, Ranks
 from smp_tf.partition.place.solve_chain import solve_chain
 from smp_tf.partition.units.cost import Flow, Weight
@@ -114,7 +115,7 @@ def test_what_is_near_enough_leaves_the_slowest_stage_within_a_percent(
     objective: str, stages: int, microbatches: int, share: float
 ) -> None:
     """Half a percent of a step of few microbatches was up to 1.2 % of its slowest stage."""
-    assert placing.near(objective, stages, microbatches) == pytest.approx(share)
+    assert near(objective, stages, microbatches) == pytest.approx(share)
 
 
 def test_a_proof_is_looked_for_until_the_slowest_stage_is_within_a_percent(monkeypatch: pytest.MonkeyPatch) -> None:

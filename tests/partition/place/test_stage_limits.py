@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smp_tf.partition.place.place import _Asked, _Tight
+from smp_tf.partition.place.asked import Asked
+from smp_tf.partition.place.place import _Tight
 from smp_tf.partition.place.placement import Chain, Chunks, Ranks, costed
 from smp_tf.partition.place.solve_dag import DagProblem, solve_dag
 from smp_tf.partition.place.stage_limits import StageLimits
@@ -98,7 +99,7 @@ def test_what_is_proved_holds_for_every_placement(asked: DagProblem, data: st.Da
                 scores.append(found.score(objective, asked.microbatches))
     if not scores:
         return
-    tight = _Tight(_Asked(asked.chain, asked.needs, objective, asked.microbatches, ranks, chunks))
+    tight = _Tight(Asked(asked.chain, asked.needs, objective, asked.microbatches, ranks, chunks))
     best, worst = min(scores), max(scores)
     assert tight.bound(0.0, worst, 0.0) <= best * (1 + 1e-9)
     assert tight.bound(0.0, 2 * worst + 1.0, 0.0) <= best * (1 + 1e-9)

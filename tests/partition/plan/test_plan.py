@@ -55,7 +55,7 @@ def test_a_plan_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 99}, "reads plans of version 4. Received: version 99"),
+        ({"version": 99}, "reads plans of version 5. Received: version 99"),
         ({"stages": "2"}, "'stages' of the plan must be a whole number. Received: the text \"2\""),
         ({"stages": True}, "'stages' of the plan must be a whole number. Received: true"),
         ({"units": {"net": 5}}, "must name chunks 0 to 1. Received: 5"),

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from smp_tf.partition.place.trade import Offer, Trade
 from smp_tf.partition.plan.plan import Plan, SharedVariable
-from smp_tf.partition.plan.report import layer_names, render
+from smp_tf.partition.plan.report import layer_names, remarks, render
 from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic, Use
 
 
@@ -131,6 +132,63 @@ def test_shared_weights_reasons_and_guesses_are_said_below() -> None:
         "why: and [so] on",  # brackets are no markup
         "cost guessed for: One, Two",
     ]
+
+
+def trade(**changes: Any) -> Trade:
+    balanced, taken = Offer(2.0 * 2**30, 60.0 * 2**20, 2.5), Offer(2.0625 * 2**30, 24.0 * 2**20, 0.25)
+    told = Trade(0.05, balanced, taken, Offer(3.0 * 2**30, 12.0 * 2**20, 5.0), taken.sent, taken.sent)
+    return dataclasses.replace(told, **changes)
+
+
+def test_what_was_given_up_for_fewer_bytes_is_a_table_with_what_is_proved() -> None:
+    text = render(plan_of(row(), row(), trade=trade(), gap=0.0), width=120)
+    assert below(text) == [
+        "balance and bytes sent, before the cut",
+        "┏━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━┳━━━━━━━━┓",
+        "┃               ┃               ┃           sent ┃        ┃",
+        "┃ placement     ┃ fullest stage ┃ per microbatch ┃   step ┃",
+        "┡━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━╇━━━━━━━━┩",
+        "│ best balanced │       2.0 GiB │       60.0 MiB │ 2.50 s │",
+        "│ taken         │       2.1 GiB │       24.0 MiB │ 250 ms │",
+        "│ sends least   │       3.0 GiB │       12.0 MiB │ 5.00 s │",
+        "└───────────────┴───────────────┴────────────────┴────────┘",
+        "why: stage 0 stores the most, 0 B",
+        "proved: no placement has less on its fullest stage than the best balanced one, of weights, gradients, slots "
+        "and stash",
+        "sent: 24.0 MiB a microbatch, both ways; no placement within 5% of the best balance sends less",
+    ]
+
+
+def test_placements_that_offer_the_same_share_a_row() -> None:
+    same = trade().taken
+    told = plan_of(row(), row(), trade=trade(balanced=same), gap=0.01, objective="speed")
+    assert [line[0] for line in cells(render(told, width=120))][4:] == ["best balanced, taken", "sends least"]
+    told = plan_of(row(), row(), trade=trade(balanced=same, least=same), gap=0.01, objective="speed")
+    assert len(cells(render(told, width=120))) == 4  # there is no table
+    assert remarks(told)[-2:] == [
+        "proved: any other placement makes the step at most 1.0% shorter, by the times of layers",
+        "sent: 24.0 MiB a microbatch, both ways; no placement within 5% of the best balance sends less",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bound", "of_cuts", "said"),
+    [
+        (24.0, 24.0, "; no placement within 5% of the best balance sends less"),
+        (
+            18.0,
+            24.0,
+            "; no cut in the order of the layers within 5% of the best balance sends less; no placement within 5% of "
+            "the best balance sends less than 18.0 MiB",
+        ),
+        (None, 24.0, "; no cut in the order of the layers within 5% of the best balance sends less"),
+        (None, 23.0, "; no cut in the order of the layers within 5% of the best balance sends less than 23.0 MiB"),
+        (None, None, "; of fewer bytes nothing is proved"),
+    ],
+)
+def test_what_is_proved_of_fewer_bytes_is_said(bound: float | None, of_cuts: float | None, said: str) -> None:
+    known = trade(bound=bound and bound * 2**20, bound_of_cuts=of_cuts and of_cuts * 2**20)
+    assert remarks(plan_of(row(), row(), trade=known))[-1] == f"sent: 24.0 MiB a microbatch, both ways{said}"
 
 
 def test_nothing_is_said_below_where_there_is_nothing_to_say() -> None:

@@ -28,6 +28,7 @@ def test_defaults():
         "microbatches": 1,
         "pipeline": "interleaved",
         "optimize": "memory",
+        "balance_tolerance": 0.05,
         "placement_strategy": "cluster",
         "auto_partition": True,
         "default_partition": 0,
@@ -171,7 +172,9 @@ def test_an_unknown_key_names_the_nearest_one(name, near):
     with pytest.raises(ConfigError) as raised:
         load_config({name: 2})
     assert f"{name!r} in smp.init is not a key. Did you mean {near!r}?" in str(raised.value)
-    assert "The keys are: auto_partition, check_inputs, check_losses, check_replicas," in str(raised.value)
+    assert "The keys are: auto_partition, balance_tolerance, check_inputs, check_losses, check_replicas," in str(
+        raised.value
+    )
 
 
 def test_an_unknown_key_like_no_other():
@@ -196,6 +199,11 @@ def test_a_key_of_pytorch():
         ("pipeline", "1f1b"),
         ("pipeline", ["simple"]),
         ("optimize", 1),
+        ("balance_tolerance", -0.01),
+        ("balance_tolerance", 1.01),
+        ("balance_tolerance", float("nan")),
+        ("balance_tolerance", True),
+        ("balance_tolerance", "5%"),
         ("placement_strategy", "DP"),
         ("placement_strategy", "dpt"),
         ("auto_partition", 1),

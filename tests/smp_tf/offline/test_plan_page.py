@@ -19,7 +19,7 @@ from smp_tf.offline.plan import OfflineModel, OfflinePlan, offline
 from smp_tf.offline.plan_page import page
 from smp_tf.offline.plan_text import forecast
 from smp_tf.partition.plan.plan import as_bytes
-from smp_tf.partition.plan.report import remarks, sent
+from smp_tf.partition.plan.report import remarks, sent, trade_rows
 from smp_tf.pipeline.programs.kinds import APPLY, REDUCE
 
 
@@ -157,12 +157,21 @@ def test_it_needs_nothing_else_and_names_cannot_break_it(made: OfflinePlan) -> N
 def test_what_limits_the_plan_is_said(made: OfflinePlan) -> None:
     text = page(made, "x")
     said = remarks(made.plan)
-    assert [line.split(":")[0] for line in said] == ["why", "proved"]
+    assert [line.split(":")[0] for line in said] == ["why", "proved", "sent"]
     assert all(line in text for line in said)
 
 
+def test_what_was_given_up_for_fewer_bytes_is_a_table(made: OfflinePlan) -> None:
+    trade = made.plan.trade
+    assert trade is not None
+    table = page(made, "x").partition("<h2>Balance and bytes sent</h2>")[2].partition("<h2>")[0]
+    assert "at most 5% worse than the best" in table
+    for row in trade_rows(trade, "memory"):
+        assert all(f">{cell}</td>" in table for cell in row)
+
+
 def test_the_stages_say_how_long_they_wait_and_what_they_send(made: OfflinePlan) -> None:
-    table = page(made, "x").partition("<h2>Stages</h2>")[2].partition("<h2>Layers</h2>")[0]
+    table = page(made, "x").partition("<h2>Stages</h2>")[2].partition("<h2>Balance and bytes sent</h2>")[0]
     # A number stays with its arrow.
     ends = [re.findall(r"<td[^>]*>([^<]*)</td>", row.replace("\u00a0", " "))[-2:] for row in table.split("<tr")[2:]]
     waits = [f"{idle / made.timeline.step_time:.0%}" for idle in made.timeline.idle]

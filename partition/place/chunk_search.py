@@ -1,0 +1,271 @@
+"""Moves the cuts between chunks, so that stages that have several are balanced and send few bytes.
+
+    units    u0 u1 u2 u3 u4 u5 u6 u7
+    chunks   [─0─] [──1──] [2] [─3─]        placement (0, 1, 1, 0): stage 0 has u0 u1 u6 u7, stage 1 the others
+                  ▲        ▲                each pair of cuts is tried at the places near by where little passes
+
+The cost of a stage is no cost of one run, so no dynamic program finds the best cuts. This search prices a balance that
+is too bad, first little and then more and more, so that cuts stay where little passes for as long as they can. It
+proves nothing. Costs are those of runs, added up, and shared weights count once for each stage. A tensor that two
+chunks of a stage receive is counted twice. What is found is costed exactly by who asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smp_tf.partition.place.placement import Chain, Chunks, Ranks
+from smp_tf.partition.place.run_costs import Array, RunCosts
+from smp_tf.partition.place.solve_chain import earliest_starts
+
+Cuts = tuple[int, ...]
+_Places = NDArray[np.int64]
+
+#: What a stage that has twice of what it may have costs, as a multiple of the bytes that the first cuts send.
+_PRICES = (1.0, 4.0, 16.0, 64.0, 256.0)
+#: What a step that is twice as long costs in the same way: so little that it only decides between equal cuts.
+_STEP = 1e-6
+#: How often all pairs of cuts are tried for each price.
+_SWEEPS = 6
+#: How many places on each side of a cut are tried: the next ones, and those where little passes.
+_NEXT, _LOW = 2, 4
+#: How many cuts apart two are that are moved together.
+_APART = 3
+#: The most cuts that are tried from one start, the same on every machine.
+_MOST_LOOKS = 150_000
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What some cuts cost.
+
+    Args:
+        load: what is balanced, for each cut and stage.
+        sent: bytes sent per step, for each cut.
+        step: seconds of a step, for each cut.
+        over: by how much each cut exceeds the memory of ranks; infinity where it contradicts what is given.
+    """
+
+    load: Array
+    sent: Array
+    step: Array
+    over: Array
+
+
+class ChunkSearch:
+    """Finds cuts between chunks.
+
+    Args:
+        chain: the units with their costs.
+        chunks: where the chunks are, and what they keep.
+        objective: "memory" or "speed".
+        microbatches: per step.
+        ranks: how these differ, and what they may need.
+        late: shared variables that their last user owns.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        chunks: Chunks,
+        objective: str,
+        microbatches: int,
+        ranks: Ranks,
+        late: Collection[int] = (),
+    ) -> None:
+        self._costs = RunCosts(chain, frozenset(late), microbatches)
+        self._chunks, self._objective, self._microbatches, self._ranks = chunks, objective, microbatches, ranks
+        self._starts = earliest_starts(chain, chunks.placement)
+        self._seconds = chain.seconds_per_byte / microbatches
+        self._shared = _shared_bytes(chain)
+        #: The first and the last chunk of each run of chunks on one stage.
+        self._joined = list(_joined(chunks.placement))
+        self._low = _low_places(self._costs, len(chunks.placement))
+
+    def look(self, cuts: _Places) -> Looked:
+        """Returns what cuts cost.
+
+        Args:
+            cuts: a row for each, with the first unit of chunk 1, of chunk 2 and so on.
+        """
+        costs, chunks, ranks = self._costs, self._chunks, self._ranks
+        count = len(cuts)
+        ends = np.full((count, 1), costs.count, np.int64)
+        bounds = np.concatenate([np.zeros((count, 1), np.int64), cuts, ends], axis=1)
+        legal = np.asarray((np.diff(bounds, axis=1) > 0).all(axis=1))
+        # Runs that are none are looked up as some that are.
+        bounds = np.where(legal[:, None], bounds, np.minimum(np.arange(bounds.shape[1]), costs.count))
+        stashed, compute, weights, moved = (np.zeros((count, chunks.stages)) for _ in range(4))
+        stash = np.empty((count, len(chunks.placement)))
+        for chunk, stage in enumerate(chunks.placement):
+            run = bounds[:, chunk], bounds[:, chunk + 1]
+            legal &= run[0] >= self._starts[chunk][run[1]]
+            compute[:, stage] += costs.compute[run]
+            weights[:, stage] += costs.weights[run]
+            stash[:, chunk] = costs.stash[run]
+        sent = np.zeros(count)
+        for first, last in self._joined:
+            run = bounds[:, first], bounds[:, last + 1]
+            moved[:, chunks.placement[first]] += costs.moved[run]
+            sent += costs.sent[run]
+        for stage, moments in enumerate(chunks.moments):
+            for held in moments:
+                at_once = sum((kept * stash[:, chunk] for chunk, kept in held.items()), np.zeros(count))
+                stashed[:, stage] = np.maximum(stashed[:, stage], at_once)
+        for users, (copied, crossing) in self._shared.items():
+            twice, sent_twice, moved_twice = self._counted_twice(cuts, np.asarray(users))
+            weights -= copied * twice
+            sent -= crossing * sent_twice
+            moved -= crossing * self._seconds * moved_twice
+        memory = weights + stashed
+        time = compute / np.asarray(ranks.speed) + moved / np.asarray(ranks.link)
+        slowest = time.max(axis=1)
+        step = self._microbatches * slowest + (time.sum(axis=1) - slowest) / chunks.per_stage
+        limits = np.asarray([math.inf if limit is None else limit for limit in ranks.memory])
+        over = np.where(legal, np.maximum(memory - limits, 0.0).max(axis=1), math.inf)
+        return Looked(memory if self._objective == "memory" else time, sent, step, over)
+
+    def _counted_twice(self, cuts: _Places, users: _Places) -> tuple[Array, Array, Array]:
+        """Returns how often costs of runs count a weight of several units too often.
+
+        Args:
+            cuts: a row for each.
+            users: the units that use the weight.
+
+        Returns:
+            For each cut and stage, copies too many; for each cut, times too often that it is sent; and for each cut and
+            stage, times too often that it crosses the border.
+        """
+        placement = np.asarray(self._chunks.placement)
+        chunk_of = (cuts[:, :, None] <= users).sum(axis=1)
+        uses = (chunk_of[:, :, None] == np.arange(len(placement))).any(axis=1)
+        run_uses = np.stack([uses[:, first : last + 1].any(axis=1) for first, last in self._joined], axis=1)
+        chunks_of = np.stack([uses[:, placement == at].sum(axis=1) for at in range(self._chunks.stages)], axis=1)
+        stage_of = placement[[first for first, _ in self._joined]]
+        runs_of = np.stack([run_uses[:, stage_of == at].sum(axis=1) for at in range(self._chunks.stages)], axis=1)
+        runs, stages = run_uses.sum(axis=1), (runs_of > 0).sum(axis=1)
+        crosses = np.where(runs[:, None] > 1, runs_of, 0) - np.where(stages[:, None] > 1, runs_of > 0, 0)
+        return np.maximum(chunks_of - 1, 0).astype(float), (runs - stages).astype(float), crosses.astype(float)
+
+    def more_even(self, cuts: Cuts) -> Cuts:
+        """Returns cuts whose fullest, or slowest, stage has less.
+
+        Args:
+            cuts: cuts to begin with.
+        """
+
+        def worst(_: _Places, looked: Looked) -> Array:
+            return np.where(looked.over > 0, math.inf, looked.load.max(axis=1))
+
+        return self._improved(cuts, worst)
+
+    def sends_less(self, starts: Sequence[Cuts], most: float, longest: float, known: Cuts) -> Cuts:
+        """Returns the cuts that send the fewest bytes of those that are found, then have the shortest step.
+
+        Args:
+            starts: cuts to begin with.
+            most: what each stage may have of what is balanced.
+            longest: seconds that a step may take.
+            known: cuts that keep within these.
+        """
+        first = self.look(np.asarray([known]))
+        best = (float(first.sent[0]), float(first.step[0])), known
+        scale, seconds = best[0][0] or 1.0, best[0][1] or 1.0
+        for start in starts:
+            cuts = start
+            for price in _PRICES:
+
+                def priced(tried: _Places, looked: Looked, price: float = price) -> Array:
+                    nonlocal best
+                    excess = np.maximum(looked.load / most - 1, 0.0).sum(axis=1)
+                    excess += np.maximum(looked.step / longest - 1, 0.0)
+                    fits = np.flatnonzero((excess <= 0) & (looked.over <= 0))
+                    if len(fits):
+                        at = fits[np.lexsort((looked.step[fits], looked.sent[fits]))[0]]
+                        order = float(looked.sent[at]), float(looked.step[at])
+                        if order < best[0]:
+                            best = order, tuple(map(int, tried[at]))
+                    value = looked.sent / scale + price * excess + _STEP * looked.step / seconds
+                    return np.where(looked.over > 0, math.inf, value)
+
+                cuts = self._improved(cuts, priced)
+        return best[1]
+
+    def _improved(self, cuts: Cuts, value: Callable[[_Places, Looked], Array]) -> Cuts:
+        """Returns the cuts that moving pairs leads to, as long as a value falls."""
+        looks = 0
+        for _ in range(_SWEEPS):
+            before = cuts
+            for pair in _pairs(len(cuts)):
+                tried = self._moved(cuts, pair)
+                looks += len(tried)
+                found = value(tried, self.look(tried))
+                at = int(found.argmin())
+                # The first row is the cuts themselves.
+                if found[at] < found[0] - 1e-12 * abs(found[0]):
+                    cuts = tuple(map(int, tried[at]))
+            if cuts == before or looks > _MOST_LOOKS:
+                break
+        return cuts
+
+    def _moved(self, cuts: Cuts, pair: tuple[int, ...]) -> _Places:
+        """Returns the cuts, then those with one or two of them at other places."""
+        places = [self._places(cuts[at]) for at in pair]
+        grid = np.stack([axis.ravel() for axis in np.meshgrid(*places, indexing="ij")], axis=1)
+        moved = np.tile(np.asarray(cuts, np.int64), (len(grid) + 1, 1))
+        moved[1:, list(pair)] = grid
+        return moved
+
+    def _places(self, at: int) -> _Places:
+        """Returns places near a cut: the next ones, and those where little passes."""
+        near = {at + by for by in range(-_NEXT, _NEXT + 1)}
+        for places in self._low:
+            middle = int(np.searchsorted(places, at))
+            near.update(map(int, places[max(0, middle - _LOW) : middle + _LOW + 1]))
+        return np.asarray(sorted(place for place in near if 0 < place < self._costs.count), np.int64)
+
+
+def _shared_bytes(chain: Chain) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Returns, by their users, the bytes of copies of shared weights, and the bytes of them that cross per step."""
+    found: dict[tuple[int, ...], tuple[float, float]] = {}
+    for weight in chain.weights:
+        if len(weight.users) > 1:
+            copied, crossing = found.get(weight.users, (0.0, 0.0))
+            found[weight.users] = copied + weight.copied, crossing + weight.crossing
+    return found
+
+
+def _joined(placement: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields the first and the last chunk of each run of chunks that are on one stage."""
+    first = 0
+    for chunk, (stage, following) in enumerate(pairwise((*placement, -1))):
+        if stage != following:
+            yield first, chunk
+            first = chunk + 1
+
+
+def _pairs(count: int) -> Iterator[tuple[int, ...]]:
+    """Yields the numbers of cuts that are moved together: one, two near each other, or two at both ends."""
+    for first in range(count):
+        yield (first,)
+        for second in range(first + 1, count):
+            if second - first <= _APART or first + second in (count - 1, count - 2, count):
+                yield first, second
+
+
+def _low_places(costs: RunCosts, chunks: int) -> list[_Places]:
+    """Returns places where less passes than next to them, and places where less passes than anywhere near by."""
+    count = costs.count
+    places = np.arange(1, count)
+    passes = costs.sent[0, places] + costs.sent[places, count]
+    found = []
+    for far in sorted({1, max(1, count // (4 * chunks))}):
+        low = [at for at in range(count - 1) if passes[at] <= passes[max(0, at - far) : at + far + 1].min()]
+        found.append(places[low])
+    return found

@@ -1,0 +1,225 @@
+"""Takes, of all placements that are nearly as balanced as the best, the one that sends the fewest bytes.
+
+    best balanced ──▶ what stages may have: its balance, and a tolerance more
+                        ├──▶ solve_chain: the cut of one order within that which sends the fewest bytes, exactly
+                        ├──▶ solve_dag: where branches can be next to each other, any placement, or a bound
+                        └──▶ chunk_search: where stages have several chunks, cuts that are found, and nothing proved
+                      ──▶ of those found the one that sends the fewest bytes, then the one with the shortest step
+
+Balance is the bytes of the fullest stage, or the seconds of the slowest one per microbatch. By speed, the step may not
+take longer than the tolerance allows, either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.place.asked import Asked, Effort, Placed
+from smp_tf.partition.place.chunk_search import ChunkSearch, Cuts
+from smp_tf.partition.place.cut_search import Most
+from smp_tf.partition.place.placement import Placement, Ranks, costed
+from smp_tf.partition.place.solve_chain import chunks_of_cuts, cuts_that_send_least
+from smp_tf.partition.place.solve_chunks import all_placements, looks_at_all
+from smp_tf.partition.place.solve_dag import solve_dag
+from smp_tf.partition.place.stage_limits import MOST_UNITS, StageLimits
+from smp_tf.partition.place.trade import Offer, Trade
+
+#: The share of the search's seconds that is spent on placements that send fewer bytes.
+_SHARE = 0.5
+#: The parts of what a stage may have that each of its chunks may have in the first cuts, in equal parts.
+_SHARES = (1.02, 1.2, 1.5)
+
+
+@dataclasses.dataclass
+class _Found:
+    """Placements that were found.
+
+    Args:
+        balanced: the best balanced one.
+        within: those that keep within the tolerance, with the best balanced one.
+        any: others, whatever their balance.
+        bound: the bytes per microbatch below which no placement within the tolerance sends, or None.
+        bound_of_cuts: the same for cuts in the order of the layers.
+    """
+
+    balanced: Placement
+    within: list[Placement]
+    any: list[Placement]
+    bound: float | None = None
+    bound_of_cuts: float | None = None
+
+
+def with_fewest_bytes(asked: Asked, balanced: Placed, effort: Effort) -> Placed:
+    """Returns the placement that sends the fewest bytes of those within the tolerance, and what it gives up for that.
+
+    Args:
+        asked: what is placed.
+        balanced: the best balanced placement that was found.
+        effort: how far to look.
+    """
+    if asked.leaves_no_choice:
+        return balanced
+    if asked.chunks.are_stages:
+        found = _in_stages(asked, balanced.placement, effort)
+    elif looks_at_all(asked.chain, asked.chunks):
+        found = _of_all_cuts(asked, balanced.placement, effort)
+    else:
+        found = _in_chunks(asked, balanced.placement, effort)
+    taken = _first(asked, found.within)
+    trade = Trade(
+        effort.tolerance,
+        _offer(asked, found.balanced),
+        _offer(asked, taken),
+        _offer(asked, _first(asked, [taken, *found.any])),
+        found.bound,
+        found.bound_of_cuts,
+    )
+    return dataclasses.replace(balanced, placement=taken, gap=_gap(asked, balanced, found.balanced), trade=trade)
+
+
+def _offer(asked: Asked, placement: Placement) -> Offer:
+    return Offer.of(asked.chain, placement, asked.objective, asked.microbatches)
+
+
+def _first(asked: Asked, placements: Iterable[Placement]) -> Placement:
+    """Returns the placement that sends the fewest bytes, and of equal ones the one with the shortest step."""
+
+    def order(placement: Placement) -> tuple[float, float]:
+        offer = _offer(asked, placement)
+        return offer.sent, offer.step
+
+    return min(placements, key=order)
+
+
+def _gap(asked: Asked, before: Placed, now: Placement) -> float | None:
+    """Returns the gap of the best balanced placement, which may be another one by now."""
+    score = asked.score(now)
+    if before.gap is None or not score:
+        return before.gap
+    return max(0.0, 1.0 - asked.score(before.placement) * (1.0 - before.gap) / score)
+
+
+def _in_stages(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
+    """Returns the cut that sends the fewest bytes, where each stage has one chunk, and what any placement may send."""
+    most = _offer(asked, balanced).within(asked.objective, effort.tolerance)
+    (cut, bound), (least, _) = cuts_that_send_least(
+        asked.chain,
+        [(most, True), (Most(), False)],
+        microbatches=asked.microbatches,
+        in_flight=asked.chunks.in_flight,
+        ranks=asked.ranks,
+    )
+    found = _Found(balanced, [balanced, *_some(cut)], [*_some(least)])
+    found.bound_of_cuts = bound if math.isfinite(bound) else None
+    if asked.is_only_order and not asked.is_by_hand:
+        found.bound = found.bound_of_cuts
+        return found
+    other, found.bound = _of_any_order(asked, effort, most, _first(asked, found.within))
+    found.within += _some(other)
+    return found
+
+
+def _some(placement: Placement | None) -> list[Placement]:
+    return [] if placement is None else [placement]
+
+
+def _of_any_order(asked: Asked, effort: Effort, most: Most, known: Placement) -> tuple[Placement | None, float | None]:
+    """Returns a placement that sends few bytes, whatever its order, and a bound for all; None where none is known.
+
+    Args:
+        asked: what is placed.
+        effort: how far to look.
+        most: what stages and the step may have.
+        known: the best placement that is known.
+    """
+    is_worth = _offer(asked, known).sent > effort.worth_sent
+    if not is_worth or effort.seconds <= 0 or asked.is_pinned or asked.is_by_hand or asked.is_too_large(effort):
+        return None, None
+    within = None
+    if len(asked.chain.names) <= MOST_UNITS:
+        limits = StageLimits(asked.chain, asked.pairs, asked.chunks.in_flight, asked.ranks, asked.objective)
+        within = limits.within(most.memory if asked.objective == "memory" else most.time)
+        assert within is not None, "a placement is known that keeps within the limit"
+    problem = dataclasses.replace(asked.problem, hint=known.chunk_of, within=within, most=most)
+    try:
+        found = solve_dag(problem, _SHARE * effort.seconds)
+    except PlacementError:
+        return None, None
+    return (found, found.bound) if found is not None else (None, None)
+
+
+def _of_all_cuts(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
+    """Returns all cuts that keep within the tolerance, where stages have several chunks and there are few cuts."""
+    most = _offer(asked, balanced).within(asked.objective, effort.tolerance)
+    found = _Found(balanced, [balanced], [])
+    for placement in all_placements(asked.chain, asked.chunks, asked.objective, asked.microbatches, asked.ranks):
+        (found.within if _is_within(asked, placement, most) else found.any).append(placement)
+    found.bound_of_cuts = _offer(asked, _first(asked, found.within)).sent
+    found.bound = found.bound_of_cuts if asked.is_only_order and not asked.is_by_hand else None
+    return found
+
+
+def _in_chunks(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
+    """Returns cuts that send few bytes, where stages have several chunks. Nothing is proved of them."""
+    late = {
+        weight.variable
+        for weight in asked.chain.weights
+        if balanced.owners[weight.variable] != balanced.chunk_of[weight.users[0]]
+    }
+    search = ChunkSearch(asked.chain, asked.chunks, asked.objective, asked.microbatches, asked.ranks, late)
+
+    def placed(cuts: Cuts) -> Placement:
+        chunk_of = chunks_of_cuts(cuts, len(asked.chain.names))
+        owners = {w.variable: chunk_of[w.users[-1 if w.variable in late else 0]] for w in asked.chain.weights}
+        return costed(asked.chain, chunk_of, owners, asked.microbatches, asked.chunks, asked.ranks)
+
+    even = placed(search.more_even(balanced.cuts))
+    if asked.score(even) < asked.score(balanced) and _is_within(asked, even, Most()):
+        balanced = even
+    most = _offer(asked, balanced).within(asked.objective, effort.tolerance)
+    load = most.memory if asked.objective == "memory" else most.time
+    starts = list(dict.fromkeys(cut.cuts for cut in _starts(asked, load)))
+    less = placed(search.sends_less([*starts, balanced.cuts], load, most.step, balanced.cuts))
+    least = placed(search.sends_less(starts[-1:], Most().time, Most().step, less.cuts))
+    return _Found(balanced, [balanced, *([less] if _is_within(asked, less, most) else [])], [least])
+
+
+def _starts(asked: Asked, load: float) -> Iterator[Placement]:
+    """Yields the cuts that would send the fewest bytes if each chunk had a stage for itself, with a part of the load.
+
+    Args:
+        asked: what is placed.
+        load: what each stage may have of what is balanced.
+    """
+    chunks, ranks = asked.chunks, asked.ranks
+    of_chunks = Ranks(
+        tuple(ranks.speed[stage] for stage in chunks.placement),
+        tuple(ranks.link[stage] for stage in chunks.placement),
+        tuple(ranks.memory[stage] for stage in chunks.placement),
+    )
+    parts = [load * share / chunks.per_stage for share in _SHARES]
+    bounds = [Most(memory=part) if asked.objective == "memory" else Most(time=part) for part in parts]
+    found = cuts_that_send_least(
+        asked.chain,
+        [(most, False) for most in (*bounds, Most())],
+        microbatches=asked.microbatches,
+        in_flight=chunks.most_of_each,
+        ranks=of_chunks,
+        placement=chunks.placement,
+    )
+    for cut, _ in found:
+        yield from _some(cut)
+
+
+def _is_within(asked: Asked, placement: Placement, most: Most) -> bool:
+    """Returns whether a placement has no more than it may, and keeps within the limits of ranks."""
+    limits = zip(placement.memory, asked.ranks.memory, strict=True)
+    return (
+        all(limit is None or held <= limit for held, limit in limits)
+        and max(placement.memory) <= most.memory
+        and max(placement.times) <= most.time
+        and placement.score("speed", asked.microbatches) <= most.step
+    )

@@ -1,0 +1,147 @@
+"""The cost of every run of units: seconds, bytes stored and bytes sent.
+
+    units   u0  u1  u2  u3  u4  u5  u6      entry [i, j] of a table: the run from unit i to unit j - 1
+    runs    [───────)                       [0, 2)
+                [───────────)               [1, 4)
+
+A column holds all runs that end before unit j + 1, and follows from the column before it. When unit j joins, a tensor
+that was made before the run and is read by j is received by exactly those runs that start after its previous reader,
+and so on. Each record of a flow, a stash or a weight changes one slice of the column.
+
+- time: compute, plus bytes received and sent over the link. A tensor that several stages need is
+  received by each; the sender is charged for it once. The values and gradients of weights used on
+  another stage cross once per step.
+- memory: weights, gradients and slots of the variables it owns, copies of those it only uses, and
+  as many stashes as the schedule keeps in flight on that stage.
+- sent: what the run receives from other runs. Over all runs of a cut, that is what they send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smp_tf.partition.place.placement import Chain
+from smp_tf.partition.units.cost import Flow, Weight
+
+Array = NDArray[np.float64]
+UNREACHABLE = np.inf
+#: Changes the runs of a column that start in a range by an amount, when a unit joins.
+_When = Callable[[int, Array, int, int, float], None]
+
+
+class RunCosts:
+    """Cost of every run of units: entry [i, j] is the run from unit i to unit j - 1.
+
+    Args:
+        chain: the units.
+        late: shared variables owned by their last user.
+        microbatches: over which the copies of a step are spread.
+    """
+
+    def __init__(self, chain: Chain, late: frozenset[int], microbatches: int) -> None:
+        self.count = count = len(chain.names)
+        self.compute = np.full((count + 1, count + 1), UNREACHABLE)
+        self.moved, self.weights, self.stash, self.sent = (np.zeros((count + 1, count + 1)) for _ in range(4))
+        joins: list[list[tuple[Array, int, int, float]]] = [[] for _ in range(count)]
+        columns = traffic, received, stored, kept = [np.zeros(count) for _ in range(4)]
+
+        def when(unit: int, column: Array, low: int, high: int, amount: float) -> None:
+            joins[unit].append((column, low, high, amount))
+
+        for flow in chain.flows:
+            _add_flow(flow, traffic, when)
+            _add_received(flow, received, when, microbatches)
+        for stash in chain.stashes:
+            _with_any(kept, stash.readers, stash.nbytes, when)
+        for weight in chain.weights:
+            _add_weight(weight, columns, when, is_late=weight.variable in late, microbatches=microbatches)
+        total = np.concatenate([[0.0], np.cumsum(np.asarray(chain.times, np.float64))])
+        for end in range(1, count + 1):
+            for column, low, high, amount in joins[end - 1]:
+                column[low:high] += amount
+            self.compute[:end, end] = total[end] - total[:end]
+            self.moved[:end, end] = traffic[:end] * chain.seconds_per_byte
+            self.sent[:end, end] = received[:end]
+            self.weights[:end, end] = stored[:end]
+            self.stash[:end, end] = kept[:end]
+
+    def time(self, speed: float, link: float) -> Array:
+        """Returns the seconds of every run on a rank of a given speed.
+
+        Args:
+            speed: how fast the rank computes, as a multiple of the speed that the costs are for.
+            link: how fast it sends and receives, as a multiple in the same way.
+        """
+        return self.compute / speed + self.moved / link
+
+    def memory(self, in_flight: int) -> Array:
+        """Returns the bytes of every run on a stage that holds a given number of stashes.
+
+        Args:
+            in_flight: the number of stashes.
+        """
+        return self.weights + in_flight * self.stash
+
+
+def _with_any(column: Array, units: Sequence[int], amount: float, when: _When, after: int = -1) -> None:
+    """Changes the runs that hold any of the units, and start after `after`."""
+    for unit in units:
+        if unit > after:
+            when(unit, column, after + 1, unit + 1, amount)
+            after = unit
+
+
+def _add_flow(flow: Flow, traffic: Array, when: _When) -> None:
+    """Adds the bytes that runs receive and send of one tensor.
+
+    forward   p ──▶ c1 ──▶ c2      received by runs that start after p and hold a reader;
+                                   sent by runs that hold p and end before c2
+    backward  c1 ◀── c2 ◀── p      received by runs that end before p and hold a reader;
+                                   sent by runs that hold p and start after c1
+    """
+    ahead = [c for c in flow.consumers if c > flow.producer]
+    behind = [c for c in flow.consumers if c < flow.producer]
+    if ahead:
+        _with_any(traffic, ahead, flow.nbytes, when, after=flow.producer)
+        when(flow.producer, traffic, 0, flow.producer + 1, flow.nbytes)
+        when(ahead[-1], traffic, 0, flow.producer + 1, -flow.nbytes)
+    if behind:
+        _with_any(traffic, behind, flow.nbytes, when)
+        when(flow.producer, traffic, 0, behind[-1] + 1, -flow.nbytes)
+        when(flow.producer, traffic, behind[0] + 1, flow.producer + 1, flow.nbytes)
+
+
+def _add_received(flow: Flow, received: Array, when: _When, microbatches: int) -> None:
+    """Adds the bytes that runs receive of one tensor in a whole step, which are whole numbers and add up exactly."""
+    nbytes = flow.nbytes * microbatches
+    _with_any(received, [c for c in flow.consumers if c > flow.producer], nbytes, when, after=flow.producer)
+    behind = [c for c in flow.consumers if c < flow.producer]
+    if behind:
+        _with_any(received, behind, nbytes, when)
+        when(flow.producer, received, 0, behind[-1] + 1, -nbytes)
+
+
+def _add_weight(weight: Weight, columns: Sequence[Array], when: _When, *, is_late: bool, microbatches: int) -> None:
+    """Adds what runs store of a weight, and what crosses of it where several runs use it.
+
+    Args:
+        weight: the weight.
+        columns: of traffic, of bytes received, of bytes stored, and of bytes kept.
+        when: changes a column when a unit joins.
+        is_late: whether its last user owns it, and not its first.
+        microbatches: over which the copies of a step are spread.
+    """
+    traffic, received, stored, _ = columns
+    first, last = weight.users[0], weight.users[-1]
+    owner = last if is_late else first
+    _with_any(stored, weight.users, weight.copied, when)
+    when(owner, stored, 0, owner + 1, weight.stored - weight.copied)
+    if len(weight.users) > 1:
+        # The owner sends the value and receives the gradient. Each other stage receives the value and sends the
+        # gradient.
+        _with_any(traffic, weight.users, weight.crossing / microbatches, when)
+        when(last, traffic, 0, first + 1, -weight.crossing / microbatches)
+        _with_any(received, weight.users, weight.crossing, when, after=first)
