@@ -79,7 +79,7 @@ class ChunkSearch:
         ranks: Ranks,
         late: Collection[int] = (),
     ) -> None:
-        self._costs = RunCosts(chain, frozenset(late), microbatches)
+        self._costs = RunCosts.of(chain, frozenset(late), microbatches)
         self._chunks, self._objective, self._microbatches, self._ranks = chunks, objective, microbatches, ranks
         self._starts = earliest_starts(chain, chunks.placement)
         self._seconds = chain.seconds_per_byte / microbatches

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.asked import Asked, Effort, Placed
@@ -33,6 +34,13 @@ _SHARE = 0.5
 _SHARES = (1.02, 1.2, 1.5)
 
 
+class _Offered(NamedTuple):
+    """A placement with what it has to offer."""
+
+    placement: Placement
+    offer: Offer
+
+
 @dataclasses.dataclass
 class _Found:
     """Placements that were found.
@@ -45,9 +53,9 @@ class _Found:
         bound_of_cuts: the same for cuts in the order of the layers.
     """
 
-    balanced: Placement
-    within: list[Placement]
-    any: list[Placement]
+    balanced: _Offered
+    within: list[_Offered]
+    any: list[_Offered]
     bound: float | None = None
     bound_of_cuts: float | None = None
 
@@ -68,30 +76,30 @@ def with_fewest_bytes(asked: Asked, balanced: Placed, effort: Effort) -> Placed:
         found = _of_all_cuts(asked, balanced.placement, effort)
     else:
         found = _in_chunks(asked, balanced.placement, effort)
-    taken = _first(asked, found.within)
+    taken, least = _first(found.within), _first([_first(found.within), *found.any])
     trade = Trade(
         effort.tolerance,
-        _offer(asked, found.balanced),
-        _offer(asked, taken),
-        _offer(asked, _first(asked, [taken, *found.any])),
+        found.balanced.offer,
+        taken.offer,
+        least.offer,
         found.bound,
         found.bound_of_cuts,
     )
-    return dataclasses.replace(balanced, placement=taken, gap=_gap(asked, balanced, found.balanced), trade=trade)
+    gap = _gap(asked, balanced, found.balanced.placement)
+    return dataclasses.replace(balanced, placement=taken.placement, gap=gap, trade=trade)
 
 
-def _offer(asked: Asked, placement: Placement) -> Offer:
-    return Offer.of(asked.chain, placement, asked.objective, asked.microbatches)
+def _offered(asked: Asked, placement: Placement) -> _Offered:
+    return _Offered(placement, Offer.of(asked.chain, placement, asked.objective, asked.microbatches))
 
 
-def _first(asked: Asked, placements: Iterable[Placement]) -> Placement:
+def _first(offered: Iterable[_Offered]) -> _Offered:
     """Returns the placement that sends the fewest bytes, and of equal ones the one with the shortest step."""
+    return min(offered, key=_order)
 
-    def order(placement: Placement) -> tuple[float, float]:
-        offer = _offer(asked, placement)
-        return offer.sent, offer.step
 
-    return min(placements, key=order)
+def _order(offered: _Offered) -> tuple[float, float]:
+    return offered.offer.sent, offered.offer.step
 
 
 def _gap(asked: Asked, before: Placed, now: Placement) -> float | None:
@@ -104,7 +112,8 @@ def _gap(asked: Asked, before: Placed, now: Placement) -> float | None:
 
 def _in_stages(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
     """Returns the cut that sends the fewest bytes, where each stage has one chunk, and what any placement may send."""
-    most = _offer(asked, balanced).within(asked.objective, effort.tolerance)
+    best = _offered(asked, balanced)
+    most = best.offer.within(asked.objective, effort.tolerance)
     (cut, bound), (least, _) = cuts_that_send_least(
         asked.chain,
         [(most, True), (Most(), False)],
@@ -112,21 +121,21 @@ def _in_stages(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
         in_flight=asked.chunks.in_flight,
         ranks=asked.ranks,
     )
-    found = _Found(balanced, [balanced, *_some(cut)], [*_some(least)])
+    found = _Found(best, [best, *_some(asked, cut)], _some(asked, least))
     found.bound_of_cuts = bound if math.isfinite(bound) else None
     if asked.is_only_order and not asked.is_by_hand:
         found.bound = found.bound_of_cuts
         return found
-    other, found.bound = _of_any_order(asked, effort, most, _first(asked, found.within))
-    found.within += _some(other)
+    other, found.bound = _of_any_order(asked, effort, most, _first(found.within))
+    found.within += _some(asked, other)
     return found
 
 
-def _some(placement: Placement | None) -> list[Placement]:
-    return [] if placement is None else [placement]
+def _some(asked: Asked, placement: Placement | None) -> list[_Offered]:
+    return [] if placement is None else [_offered(asked, placement)]
 
 
-def _of_any_order(asked: Asked, effort: Effort, most: Most, known: Placement) -> tuple[Placement | None, float | None]:
+def _of_any_order(asked: Asked, effort: Effort, most: Most, known: _Offered) -> tuple[Placement | None, float | None]:
     """Returns a placement that sends few bytes, whatever its order, and a bound for all; None where none is known.
 
     Args:
@@ -135,7 +144,7 @@ def _of_any_order(asked: Asked, effort: Effort, most: Most, known: Placement) ->
         most: what stages and the step may have.
         known: the best placement that is known.
     """
-    is_worth = _offer(asked, known).sent > effort.worth_sent
+    is_worth = known.offer.sent > effort.worth_sent
     if not is_worth or effort.seconds <= 0 or asked.is_pinned or asked.is_by_hand or asked.is_too_large(effort):
         return None, None
     within = None
@@ -143,7 +152,7 @@ def _of_any_order(asked: Asked, effort: Effort, most: Most, known: Placement) ->
         limits = StageLimits(asked.chain, asked.pairs, asked.chunks.in_flight, asked.ranks, asked.objective)
         within = limits.within(most.memory if asked.objective == "memory" else most.time)
         assert within is not None, "a placement is known that keeps within the limit"
-    problem = dataclasses.replace(asked.problem, hint=known.chunk_of, within=within, most=most)
+    problem = dataclasses.replace(asked.problem, hint=known.placement.chunk_of, within=within, most=most)
     try:
         found = solve_dag(problem, _SHARE * effort.seconds)
     except PlacementError:
@@ -153,11 +162,12 @@ def _of_any_order(asked: Asked, effort: Effort, most: Most, known: Placement) ->
 
 def _of_all_cuts(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
     """Returns all cuts that keep within the tolerance, where stages have several chunks and there are few cuts."""
-    most = _offer(asked, balanced).within(asked.objective, effort.tolerance)
-    found = _Found(balanced, [balanced], [])
+    best = _offered(asked, balanced)
+    most = best.offer.within(asked.objective, effort.tolerance)
+    found = _Found(best, [best], [])
     for placement in all_placements(asked.chain, asked.chunks, asked.objective, asked.microbatches, asked.ranks):
-        (found.within if _is_within(asked, placement, most) else found.any).append(placement)
-    found.bound_of_cuts = _offer(asked, _first(asked, found.within)).sent
+        (found.within if _is_within(asked, placement, most) else found.any).append(_offered(asked, placement))
+    found.bound_of_cuts = _first(found.within).offer.sent
     found.bound = found.bound_of_cuts if asked.is_only_order and not asked.is_by_hand else None
     return found
 
@@ -179,12 +189,14 @@ def _in_chunks(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
     even = placed(search.more_even(balanced.cuts))
     if asked.score(even) < asked.score(balanced) and _is_within(asked, even, Most()):
         balanced = even
-    most = _offer(asked, balanced).within(asked.objective, effort.tolerance)
+    best = _offered(asked, balanced)
+    most = best.offer.within(asked.objective, effort.tolerance)
     load = most.memory if asked.objective == "memory" else most.time
     starts = list(dict.fromkeys(cut.cuts for cut in _starts(asked, load)))
     less = placed(search.sends_less([*starts, balanced.cuts], load, most.step, balanced.cuts))
     least = placed(search.sends_less(starts[-1:], Most().time, Most().step, less.cuts))
-    return _Found(balanced, [balanced, *([less] if _is_within(asked, less, most) else [])], [least])
+    within = _some(asked, less) if _is_within(asked, less, most) else []
+    return _Found(best, [best, *within], _some(asked, least))
 
 
 def _starts(asked: Asked, load: float) -> Iterator[Placement]:
@@ -211,7 +223,8 @@ def _starts(asked: Asked, load: float) -> Iterator[Placement]:
         placement=chunks.placement,
     )
     for cut, _ in found:
-        yield from _some(cut)
+        if cut is not None:
+            yield cut
 
 
 def _is_within(asked: Asked, placement: Placement, most: Most) -> bool:

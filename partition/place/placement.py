@@ -10,8 +10,10 @@ A stage is what one rank runs: one chunk of the units, or several, by a `placeme
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.units.cost import Costs, Flow, Stash, Weight
@@ -41,6 +43,11 @@ class Chain:
     manual: tuple[int | None, ...] = ()
     pinned: tuple[int | None, ...] = ()
     seconds_per_byte: float = 0.0
+
+    @functools.cached_property
+    def kept(self) -> dict[Any, object]:
+        """What was computed of the chain and is used again, by what it depends on."""
+        return {}
 
     @classmethod
     def of(

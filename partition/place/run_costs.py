@@ -51,9 +51,9 @@ class RunCosts:
         def when(unit: int, column: Array, low: int, high: int, amount: float) -> None:
             joins[unit].append((column, low, high, amount))
 
+        _add_received(chain, received, joins, microbatches)
         for flow in chain.flows:
             _add_flow(flow, traffic, when)
-            _add_received(flow, received, when, microbatches)
         for stash in chain.stashes:
             _with_any(kept, stash.readers, stash.nbytes, when)
         for weight in chain.weights:
@@ -67,6 +67,21 @@ class RunCosts:
             self.sent[:end, end] = received[:end]
             self.weights[:end, end] = stored[:end]
             self.stash[:end, end] = kept[:end]
+
+    @classmethod
+    def of(cls, chain: Chain, late: frozenset[int], microbatches: int) -> RunCosts:
+        """Returns the costs of a chain's runs, computed once.
+
+        Args:
+            chain: the units.
+            late: shared variables owned by their last user.
+            microbatches: over which the copies of a step are spread.
+        """
+        if (late, microbatches) not in chain.kept:
+            chain.kept[late, microbatches] = cls(chain, late, microbatches)
+        found = chain.kept[late, microbatches]
+        assert isinstance(found, RunCosts)
+        return found
 
     def time(self, speed: float, link: float) -> Array:
         """Returns the seconds of every run on a rank of a given speed.
@@ -114,14 +129,34 @@ def _add_flow(flow: Flow, traffic: Array, when: _When) -> None:
         when(flow.producer, traffic, behind[0] + 1, flow.producer + 1, flow.nbytes)
 
 
-def _add_received(flow: Flow, received: Array, when: _When, microbatches: int) -> None:
-    """Adds the bytes that runs receive of one tensor in a whole step, which are whole numbers and add up exactly."""
-    nbytes = flow.nbytes * microbatches
-    _with_any(received, [c for c in flow.consumers if c > flow.producer], nbytes, when, after=flow.producer)
-    behind = [c for c in flow.consumers if c < flow.producer]
-    if behind:
-        _with_any(received, behind, nbytes, when)
-        when(flow.producer, received, 0, behind[-1] + 1, -nbytes)
+def _add_received(
+    chain: Chain, received: Array, joins: Sequence[list[tuple[Array, int, int, float]]], microbatches: int
+) -> None:
+    """Adds the bytes that runs receive in a whole step, which are whole numbers and add up exactly.
+
+    A tensor is received by runs that hold a reader and not its producer. A weight is received by runs that hold a user
+    and not its first one: its value, or its gradient.
+
+    Args:
+        chain: the units.
+        received: the column.
+        joins: for each unit, the changes to columns when it joins.
+        microbatches: per step.
+    """
+    moved = [(flow.producer, flow.consumers, flow.nbytes * microbatches) for flow in chain.flows]
+    moved += [(weight.users[0], weight.users[1:], weight.crossing) for weight in chain.weights if len(weight.users) > 1]
+    for producer, readers, nbytes in moved:
+        after = -1
+        for unit in readers:
+            if unit > producer > after:
+                if after >= 0:
+                    # Runs that hold the producer and a reader before it were counted, and receive nothing.
+                    joins[producer].append((received, 0, after + 1, -nbytes))
+                after = producer
+            joins[unit].append((received, after + 1, unit + 1, nbytes))
+            after = unit
+        if -1 < after < producer:
+            joins[producer].append((received, 0, after + 1, -nbytes))
 
 
 def _add_weight(weight: Weight, columns: Sequence[Array], when: _When, *, is_late: bool, microbatches: int) -> None:
@@ -134,7 +169,7 @@ def _add_weight(weight: Weight, columns: Sequence[Array], when: _When, *, is_lat
         is_late: whether its last user owns it, and not its first.
         microbatches: over which the copies of a step are spread.
     """
-    traffic, received, stored, _ = columns
+    traffic, _, stored, _ = columns
     first, last = weight.users[0], weight.users[-1]
     owner = last if is_late else first
     _with_any(stored, weight.users, weight.copied, when)
@@ -144,4 +179,3 @@ def _add_weight(weight: Weight, columns: Sequence[Array], when: _When, *, is_lat
         # gradient.
         _with_any(traffic, weight.users, weight.crossing / microbatches, when)
         when(last, traffic, 0, first + 1, -weight.crossing / microbatches)
-        _with_any(received, weight.users, weight.crossing, when, after=first)

@@ -100,7 +100,7 @@ def solve_chain(
     best: Placement | None = None
     least = UNREACHABLE
     for late in owner_choices(chain.weights):
-        search = CutSearch(RunCosts(chain, late, microbatches), allowed, held, microbatches, ranks)
+        search = CutSearch(RunCosts.of(chain, late, microbatches), allowed, held, microbatches, ranks)
         cuts, score = search.fastest(tolerance) if objective == "speed" else search.smallest(tolerance)
         if cuts is None:
             continue
@@ -148,7 +148,7 @@ def cuts_that_send_least(
     best: list[tuple[tuple[float, float], Placement] | None] = [None] * len(bounds)
     least = [UNREACHABLE] * len(bounds)
     for late in owner_choices(chain.weights):
-        search = CutSearch(RunCosts(chain, late, microbatches), allowed, in_flight, microbatches, ranks)
+        search = CutSearch(RunCosts.of(chain, late, microbatches), allowed, in_flight, microbatches, ranks)
         for at, (most, by_step) in enumerate(bounds):
             cuts, sent = search.sends_least(most, by_step=by_step)
             least[at] = min(least[at], sent / microbatches)
@@ -299,7 +299,7 @@ def _does_not_fit(
 ) -> PlacementError:
     """Returns why no cut was found: a limit, and the stage that exceeds it in the best cut without a limit."""
     without = Ranks(ranks.speed, ranks.link, (None,) * stages)
-    search = CutSearch(RunCosts(chain, frozenset(), microbatches), starts, in_flight, microbatches, without)
+    search = CutSearch(RunCosts.of(chain, frozenset(), microbatches), starts, in_flight, microbatches, without)
     cuts, _ = search.smallest(0.0)
     if cuts is None:
         return PlacementError(

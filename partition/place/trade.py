@@ -84,9 +84,9 @@ class Trade:
     bound_of_cuts: float | None = None
 
     @property
-    def is_none(self) -> bool:
-        """Returns whether the best balanced placement is the one that sends least, so that there is no choice."""
-        return self.balanced == self.taken == self.least
+    def is_made(self) -> bool:
+        """Returns whether another placement was taken than the best balanced one."""
+        return self.taken != self.balanced
 
     def unproved(self) -> Trade:
         """Returns the same without bounds, for costs that turned out to be other ones."""
@@ -104,11 +104,11 @@ def sent_bytes(chain: Chain, stage_of: Sequence[int], microbatches: int) -> floa
         stage_of: stage of each unit.
         microbatches: over which the copies of a step are spread.
     """
-    sent = 0.0
+    sent = copied = 0.0
+    stage = stage_of.__getitem__
     for flow in chain.flows:
-        sent += flow.nbytes * len({stage_of[consumer] for consumer in flow.consumers} - {stage_of[flow.producer]})
-    copied = 0.0
+        sent += flow.nbytes * len({*map(stage, flow.consumers)} - {stage(flow.producer)})
     for weight in chain.weights:
         if len(weight.users) > 1:
-            copied += weight.crossing * (len({stage_of[user] for user in weight.users}) - 1)
+            copied += weight.crossing * (len({*map(stage, weight.users)}) - 1)
     return sent + copied / microbatches

@@ -72,7 +72,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
     console.print(table)
-    if plan.trade is not None and not plan.trade.is_none:
+    if plan.trade is not None and plan.trade.is_made:
         console.print(trade_table(plan.trade, plan.objective))
     if plan.shared:
         console.print(shared_table(plan))

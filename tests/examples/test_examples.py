@@ -28,7 +28,7 @@ def losses_of(outcome: Outcome) -> list[str]:
 
 
 def table_of(text: str) -> list[list[str]]:
-    """The rows of the first table of the plan, its head first; what stands below each other in a row is put together."""
+    """The rows of the plan's first table, its head first; what stands below each other in a row is put together."""
     rows: list[list[str]] = []
     for line in text.splitlines():
         bar = line[:1]

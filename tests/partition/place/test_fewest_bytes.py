@@ -244,7 +244,8 @@ def test_of_many_cuts_into_chunks_few_bytes_are_found(
         ratios.append(trade.taken.sent / min(within))
     assert min(ratios) >= 1 - 1e-9
     assert sum(ratio <= 1.1 for ratio in ratios) >= 16, ratios
-    assert max(ratios) <= 1.6, ratios
+    # With the owner of the shared weight that the best balance has, which is not always the best for few bytes.
+    assert max(ratios) <= 2.4, ratios
 
 
 @pytest.mark.parametrize("objective", ["memory", "speed"])
