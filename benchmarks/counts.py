@@ -159,15 +159,17 @@ def of_growth(counts: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     of = dict(zip(SETTINGS, counts.values(), strict=True))
     axes = {"layers": ((1, 4), (2, 4), (4, 4)), "microbatches": ((2, 4), (2, 8), (2, 16))}
     for axis, points in axes.items():
-        # Where a model is cut, and so what is sent, may change with its layers.
-        for name in (
-            ("our calls", *PROGRAM) if axis == "microbatches" else ("our calls", "ops", "executed", "functions")
-        ):
+        # Where a model is cut, and so what is sent, may change with its layers and its microbatches.
+        for name in ("our calls", "ops", "executed", "functions"):
             first, second, third = (of[point][name] for point in points)
             added, more = second - first, third - second
             # The second doubling may add twice as much as the first.
             if more > 2 * (1 + SLACK) * added + TOLERANCE * first:
                 yield f"{name} by {axis} rise by {added:,} and then by {more:,}, which is more than twice as much."
+    for some, twice in ((4, 8), (8, 16)):
+        for name in SENT:
+            if (now := of[2, twice][name]) > 2 * (1 + SLACK) * (then := of[2, some][name]):
+                yield f"{name} are {then:,} with {some} microbatches and {now:,} with {twice}: more than twice as many."
     if (few := of[2, 4]["functions"]) != (many := of[2, 16]["functions"]):
         yield f"functions are {few:,} with 4 microbatches and {many:,} with 16: none is made for a microbatch."
 

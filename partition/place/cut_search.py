@@ -91,7 +91,8 @@ class CutSearch:
         Args:
             cuts: first unit of stage 1, of stage 2 and so on.
         """
-        return sum(float(self._costs.sent[a, b]) for a, b in pairwise((0, *cuts, self._costs.count)))
+        bounds = (0, *cuts, self._costs.count)
+        return float(self._costs.sent[list(bounds[:-1]), list(bounds[1:])].sum())
 
     def step_time(self, cuts: Sequence[int]) -> float:
         """Estimates the seconds of a step.

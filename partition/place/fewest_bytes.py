@@ -76,7 +76,8 @@ def with_fewest_bytes(asked: Asked, balanced: Placed, effort: Effort) -> Placed:
         found = _of_all_cuts(asked, balanced.placement, effort)
     else:
         found = _in_chunks(asked, balanced.placement, effort)
-    taken, least = _first(found.within), _first([_first(found.within), *found.any])
+    taken = _first(found.within)
+    least = _first([taken, *found.any])
     trade = Trade(
         effort.tolerance,
         found.balanced.offer,

@@ -70,6 +70,9 @@ def test_what_grows_faster_than_layers_or_microbatches_is_told(kept: dict[str, A
     grown = kept["counts"]["4 layers, 4 microbatches"]["executed"] * 2
     [said] = of_growth(changed(kept, "4 layers, 4 microbatches", executed=grown))
     assert said.startswith("executed by layers rise by ")
+    sent = 2 * kept["counts"]["2 layers, 8 microbatches"]["messages"] + 5
+    [said] = of_growth(changed(kept, "2 layers, 16 microbatches", messages=sent))
+    assert said == "messages are 27 with 8 microbatches and 59 with 16: more than twice as many."
     # A function for every microbatch grows as they do, and is told all the same.
     more = {"2 layers, 8 microbatches": 4, "2 layers, 16 microbatches": 12}
     counts = copy.deepcopy(kept["counts"])
