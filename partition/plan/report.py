@@ -238,7 +238,7 @@ def proved(plan: Plan) -> tuple[str, ...]:
         none, some, what = "has less on its fullest stage", "less on its fullest stage", "has"
         by = "of weights, gradients, slots and stash"
     other, than = "other ", ""
-    if plan.trade is not None and plan.trade.taken != plan.trade.balanced:
+    if plan.trade is not None and plan.trade.is_made:
         other, than = "", " than the best balanced one"
     if plan.gap < _NO_GAP:
         return (f"no {other}placement {none}{than}, {by}",)

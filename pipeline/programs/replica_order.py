@@ -51,11 +51,10 @@ def check_replica_order(
                 ready.append(reader)
     if len(done) < len(needs):
         raise ProgramError(
-            "Replicas that make sums over each other, such as moments over the samples of all replicas, come to them "
-            "in the same order, and wait for each other forever where they do not. By this schedule replicas with "
-            "other numbers of microbatches come to them in another one. Use batches of which all replicas make as many "
-            "microbatches (drop_remainder=True), or 'pipeline': 'interleaved', 'simple' or 'zb_h1'. Received:\n"
-            + "\n".join(_who_waits(programs, done))
+            "Replicas must come to their sums over each other in one order, such as to moments over the samples of all "
+            "replicas. Otherwise they wait for each other forever. With this schedule, a replica with fewer "
+            "microbatches has another order. Give all replicas batches of one size (drop_remainder=True), or use "
+            "'pipeline': 'interleaved', 'simple' or 'zb_h1'. Received:\n" + "\n".join(_who_waits(programs, done))
         )
 
 

@@ -125,9 +125,8 @@ def _config(given: argparse.Namespace, cluster: Cluster | None, stored: PlanFile
     for name, value in (("partitions", given.partitions), ("microbatches", given.microbatches)):
         if value not in (None, "auto"):
             wanted[name] = value
-    for name in (
-        *("pipeline", "optimize", "balance_tolerance", "memory_limit", "chunks_per_rank", "gradient_compression"),
-    ):
+    planned = ("pipeline", "optimize", "balance_tolerance", "memory_limit", "chunks_per_rank", "gradient_compression")
+    for name in planned:
         if getattr(given, name) is not None:
             wanted[name] = getattr(given, name)
     if given.not_contiguous:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from smp_tf.partition.plan.plan import as_seconds
-
 
 def counted(many: int, what: str, ending: str = "s") -> str:
     """Returns a number with its noun, such as "1 replica" and "2 replicas"."""
     return f"{many} {what}{ending if many != 1 else ''}"
-
-
-def in_seconds(seconds: float) -> str:
-    """Returns the seconds for people, such as "12 ms"."""
-    return as_seconds(seconds)
 
 
 def in_flops(count: float) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from html import escape
 
 from smp_tf.offline.html import LEFT, WIDTH, document, items, legend, mark, svg, table
-from smp_tf.offline.numbers import in_flops, in_seconds
+from smp_tf.offline.numbers import in_flops
 from smp_tf.offline.plan import OfflinePlan, memory_over_time
 from smp_tf.offline.plan_text import forecast
 from smp_tf.partition.place.trade import Trade
-from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.partition.plan.plan import as_bytes, as_seconds
 from smp_tf.partition.plan.report import heading, layer_names, remarks, sent, shared_rows, trade_heads, trade_rows
 from smp_tf.partition.units.cost import UnitCost
 from smp_tf.pipeline.programs.kinds import KINDS, Busy
@@ -136,7 +136,7 @@ def _layers(made: OfflinePlan) -> str:
             told = (
                 f"{name}: weights {as_bytes(sizes.weights)}, slots {as_bytes(sizes.slots)}; of a microbatch "
                 f"{_work(cost)}, read {as_bytes(sizes.read)}, written {as_bytes(sizes.written)}, stash "
-                f"{as_bytes(sizes.stash)}, {in_seconds(cost.seconds.both)}"
+                f"{as_bytes(sizes.stash)}, {as_seconds(cost.seconds.both)}"
             )
             shapes.append(
                 f'<g><title>{escape(told)}</title><rect x="{left}" y="{top:.1f}" width="{width}" '
@@ -235,7 +235,7 @@ def _timeline(made: OfflinePlan) -> str:
             if color is None or span.end <= span.start:
                 continue
             x, wide = LEFT + span.start * scale, (span.end - span.start) * scale
-            told = f"{task}: {in_seconds(span.start)} to {in_seconds(span.end)}"
+            told = f"{task}: {as_seconds(span.start)} to {as_seconds(span.end)}"
             at, height = (top + 21, 7) if task.kind in aside else (top, 20)
             opacity = 1.0 if task.kind.is_of_stage else _opacity(made.plan.placement, task.chunk)
             shapes.append(
@@ -249,7 +249,7 @@ def _timeline(made: OfflinePlan) -> str:
             shapes.append("</g>")
     bottom = tall * made.plan.stages
     shapes.append(f'<text x="{LEFT}" y="{bottom + 12}">0</text>')
-    shapes.append(f'<text x="{WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds(made.timeline.step_time)}</text>')
+    shapes.append(f'<text x="{WIDTH}" y="{bottom + 12}" text-anchor="end">{as_seconds(made.timeline.step_time)}</text>')
     return svg(WIDTH, bottom + 16, shapes)
 
 

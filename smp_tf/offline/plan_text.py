@@ -8,10 +8,9 @@ from math import inf
 from rich.console import Console
 from rich.table import Table
 
-from smp_tf.offline.numbers import in_seconds
 from smp_tf.offline.plan import OfflinePlan
 from smp_tf.offline.search import Candidate, Search
-from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.partition.plan.plan import as_bytes, as_seconds
 from smp_tf.partition.plan.report import render
 from smp_tf.pipeline.planner.times_by_size import other_sizes
 
@@ -33,13 +32,13 @@ def forecast(made: OfflinePlan) -> str:
     source = "from measured times" if made.is_measured else "estimated from the sizes of operations, not measured"
     if made.measured_sizes:
         source = f"by measured times of {other_sizes(made.measured_sizes)}"
-    whole = f"step: {in_seconds(made.step_seconds)} for a batch of {made.batch_size}"
+    whole = f"step: {as_seconds(made.step_seconds)} for a batch of {made.batch_size}"
     if made.replicas > 1:
         whole += f" on each of {made.replicas} replicas"
     waiting = f", of which ranks wait {timeline.bubble_ratio:.0%}"
     if reducing := max(made.reduce_seconds):
-        left = in_seconds(timeline.step_time - timeline.computed)
-        waiting += f"; gradients are averaged for {in_seconds(reducing)}, {left} of it after the last task"
+        left = as_seconds(timeline.step_time - timeline.computed)
+        waiting += f"; gradients are averaged for {as_seconds(reducing)}, {left} of it after the last task"
     return f"{whole}{waiting}; {source}"
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from html import escape
 
 from smp_tf.offline.html import LEFT, WIDTH, document, items, legend, mark, svg, table
-from smp_tf.offline.numbers import in_seconds
 from smp_tf.offline.timeline_text import WORDS, RecordedReplica, rows
+from smp_tf.partition.plan.plan import as_seconds
 from smp_tf.pipeline.measure.recorded import TaskRun
 from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
 from smp_tf.pipeline.programs.kinds import KINDS
@@ -85,8 +85,8 @@ def _spent(replicas: Sequence[RecordedReplica]) -> str:
 
 def _cells(spent: dict[str, float]) -> list[str]:
     whole = sum(spent.values())
-    parts = [f"{in_seconds(spent[part])} ({spent[part] / whole:.0%})" if whole else "" for part in PARTS]
-    return [in_seconds(whole), *parts]
+    parts = [f"{as_seconds(spent[part])} ({spent[part] / whole:.0%})" if whole else "" for part in PARTS]
+    return [as_seconds(whole), *parts]
 
 
 def _legend(replica: RecordedReplica) -> str:
@@ -103,8 +103,8 @@ def _path_in_words(step: StepAnatomy) -> str:
     computed = sum(run.end - run.begin for _, run in path)
     names = " ".join(str(run.task) for _, run in path)
     return (
-        f"Critical path: {in_seconds((end - begin) / 1e9)}, of which {in_seconds(computed / 1e9)} in tasks and "
-        f"{in_seconds((end - begin - computed) / 1e9)} between them. {names}"
+        f"Critical path: {as_seconds((end - begin) / 1e9)}, of which {as_seconds(computed / 1e9)} in tasks and "
+        f"{as_seconds((end - begin - computed) / 1e9)} between them. {names}"
     )
 
 
@@ -126,14 +126,14 @@ def _picture(step: StepAnatomy, ranks: Sequence[int]) -> str:
         for piece in step.pieces(row):
             if piece.part == "compute":
                 continue
-            told = f"{WORDS[piece.part]}: {in_seconds((piece.end - piece.begin) / 1e9)}"
+            told = f"{WORDS[piece.part]}: {as_seconds((piece.end - piece.begin) / 1e9)}"
             shapes.append(
                 f'<g><title>{escape(told)}</title><rect x="{LEFT + (piece.begin - begin) * scale:.2f}" y="{top + 21}" '
                 f'width="{(piece.end - piece.begin) * scale:.2f}" height="6" fill="{_PARTS[piece.part]}"/></g>'
             )
     bottom = _ROW * len(ranks)
     shapes.append(f'<text x="{LEFT}" y="{bottom + 12}">0</text>')
-    shapes.append(f'<text x="{WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds((end - begin) / 1e9)}</text>')
+    shapes.append(f'<text x="{WIDTH}" y="{bottom + 12}" text-anchor="end">{as_seconds((end - begin) / 1e9)}</text>')
     return svg(WIDTH, bottom + 16, shapes)
 
 
@@ -142,7 +142,7 @@ def _box(run: TaskRun, origin: int, scale: float, place: tuple[int, int], is_cri
     top, height = place
     x, wide = LEFT + (run.begin - origin) * scale, (run.end - run.begin) * scale
     told = (
-        f"{run.task}: {in_seconds((run.end - run.begin) / 1e9)}, from {in_seconds((run.begin - origin) / 1e9)}"
+        f"{run.task}: {as_seconds((run.end - run.begin) / 1e9)}, from {as_seconds((run.begin - origin) / 1e9)}"
         f"{', on the critical path' if is_critical else ''}"
     )
     stroke = 'stroke="black" stroke-width="2"' if is_critical else 'stroke="white" stroke-width=".5"'

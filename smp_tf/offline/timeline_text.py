@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from smp_tf.errors import TimelineError
-from smp_tf.offline.numbers import in_seconds
+from smp_tf.partition.plan.plan import as_seconds
 from smp_tf.pipeline.measure.recorded import RankRecord, one_step
 from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
 
@@ -58,9 +58,9 @@ class RecordedReplica:
             forecast = step.simulated()
             begin, end = step.span
             yield (
-                f"step {number} of {step.program.name}: pipeline {in_seconds((end - begin) / 1e9)}, bubble "
+                f"step {number} of {step.program.name}: pipeline {as_seconds((end - begin) / 1e9)}, bubble "
                 f"{step.bubble_ratio:.1%}; by the plan with these times of tasks "
-                f"{in_seconds(forecast.step_time / 1e9)}, {forecast.bubble_ratio:.1%}"
+                f"{as_seconds(forecast.step_time / 1e9)}, {forecast.bubble_ratio:.1%}"
             )
         yield from self._averaging()
 
@@ -79,7 +79,7 @@ class RecordedReplica:
         taken, hidden = self.averaging()
         if taken:
             yield (
-                f"gradients were averaged over replicas for {in_seconds(taken)} of a step, {hidden / taken:.0%} of it "
+                f"gradients were averaged over replicas for {as_seconds(taken)} of a step, {hidden / taken:.0%} of it "
                 f"hidden: before the last task ended"
             )
 
@@ -147,7 +147,7 @@ def text(replicas: Sequence[RecordedReplica], width: int = 100, color: bool = Fa
     for rank, stage, spent in rows(replicas):
         whole = sum(spent.values())
         shares = (f"{spent[part] / whole:.0%}" if whole else "" for part in PARTS)
-        table.add_row(str(rank), str(stage), in_seconds(whole), *shares)
+        table.add_row(str(rank), str(stage), as_seconds(whole), *shares)
     out = io.StringIO()
     Console(file=out, width=width, force_terminal=color or None).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]

@@ -45,7 +45,7 @@ from smp_tf.whole_batch.batch_results import BatchResults
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
-from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows
+from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows, without_size
 from smp_tf.whole_batch.used_gradients import depend_on_states
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
@@ -179,12 +179,15 @@ class BatchFunction:
         )
         rows, traces = sample_rows(part, whole, samples.total), (NotedTrace(part, of_part), NotedTrace(whole, of_whole))
         if self._union.has_several:
-            # Either the open size causes an error, or it comes again with the size.
-            with contextlib.suppress(Exception):
-                any_size = self._of_any_size(batch, of_part)
-                found = LossCoefficients(*traces, rows, samples, weighed=numbers, any_size=any_size)
-                if not any(found.arguments_of(call.number) & self._union.composites for call in found.calls):
-                    return found
+            found, _ = without_size(
+                lambda: LossCoefficients(
+                    *traces, rows, samples, weighed=numbers, any_size=self._of_any_size(batch, of_part)
+                )
+            )
+            if found is not None and not any(
+                found.arguments_of(call.number) & self._union.composites for call in found.calls
+            ):
+                return found
         return LossCoefficients(*traces, rows, samples, weighed=numbers)
 
     def _of_any_size(self, batch: Any, of_part: GradientCalls) -> NotedTrace:

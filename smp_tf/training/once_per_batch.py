@@ -13,7 +13,7 @@ from smp_tf.replicas import unaveraged
 from smp_tf.steps.trace import StepTrace
 from smp_tf.training.replica_batches import SizesOfReplicas
 from smp_tf.whole_batch.batch_results import BatchResults
-from smp_tf.whole_batch.noted_trace import BatchTraces
+from smp_tf.whole_batch.noted_trace import BatchTraces, without_size
 from smp_tf.whole_batch.used_gradients import gradients_of
 
 
@@ -75,11 +75,10 @@ def once_over_replicas(traces: BatchTraces, sets: SizesOfReplicas, *, is_open: b
         of_samples: whether samples may go into it, since those of all replicas can be joined.
     """
     if is_open:
-        try:
-            return once_per_batch(traces, is_open=True, over_replicas=True, of_samples=of_samples)
-        except Exception:
-            # Either the open size causes it, or it comes again with the size.
-            sets.all_are_own = True
+        found, _ = without_size(lambda: once_per_batch(traces, is_open=True, over_replicas=True, of_samples=of_samples))
+        if found is not None:
+            return found
+        sets.all_are_own = True
     return once_per_batch(traces, is_open=False, over_replicas=True, of_samples=of_samples)
 
 

@@ -1,4 +1,4 @@
-"""Why a weight cannot be read where a script reads it, in words: what the script did, and what to write instead.
+"""Says why a weight cannot be read at some place of a script: what the script did there, and what to write instead.
 
                           a layer is called on values     the weight itself is read
 while a model is built    `while_building`                `while_building`

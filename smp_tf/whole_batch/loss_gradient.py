@@ -89,8 +89,8 @@ class LossGradient:
         """Returns types of arguments of the step by their numbers.
 
         Args:
-            arguments: their numbers. Some of another size's trace may be known from shapes alone here: of ones in the
-                shape of `y`, `y` is read where its length is open.
+            arguments: their numbers. The gradient may read none of some: where lengths are known, ones in the shape of
+                `y` are a constant.
         """
         nodes = {node.source: number for number, node in enumerate(self.graph.nodes) if node.op == ARGUMENT}
         return {number: self._spec(Tensor(nodes[number], 0)) for number in sorted(arguments)}

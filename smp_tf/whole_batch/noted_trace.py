@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from smp_tf.errors import PeerError, RankMismatchError
 from smp_tf.partition.samples.sample_rows import SampleRows
 from smp_tf.steps.trace import StepTrace
 from smp_tf.whole_batch.gradient_calls import UNKNOWN_GRADIENT, GradientCalls
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,3 +57,23 @@ def sample_rows(part: StepTrace, whole: StepTrace, samples: int) -> SampleRows:
     graph = whole.lowered.graph
     unknown = frozenset(node.name for node in graph.nodes if UNKNOWN_GRADIENT in node.name)
     return SampleRows(graph, part.lowered.graph, samples, unknown)
+
+
+def without_size(make: Callable[[], Made]) -> tuple[Made | None, str]:
+    """Returns what is made of a trace without the number of samples; None, and why, where that cannot be made.
+
+    Where anything but the open size causes an error, it comes again with the size.
+
+    Args:
+        make: traces the step without the number, and makes something of it.
+
+    Raises:
+        PeerError: another rank has failed.
+        RankMismatchError: ranks differ.
+    """
+    try:
+        return make(), ""
+    except (PeerError, RankMismatchError):
+        raise
+    except Exception as error:
+        return None, " ".join(str(error).split())[:300]

@@ -21,7 +21,7 @@ from smp_tf.steps.trace import Examined
 from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
-from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows
+from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows, without_size
 from smp_tf.whole_batch.own_samples import OwnSamples
 from smp_tf.whole_batch.replica_calls import calls_on_replicas
 from smp_tf.whole_batch.replica_forms import ReplicaForms
@@ -246,18 +246,15 @@ class OwnLosses:
         self, traces: BatchTraces, samples: OwnSamples, numbers: Collection[int] | None
     ) -> LossCoefficients | None:
         """Returns the coefficients for batches of any size; None where the step needs the number of samples."""
-        try:
+
+        def made() -> LossCoefficients:
             any_size = traces.of_any_size()
             with tf.init_scope():
                 return LossCoefficients(
                     traces.part, traces.whole, traces.rows, samples, weighed=numbers, any_size=any_size
                 )
-        except Exception:
-            import traceback
 
-            print("DBG", traceback.format_exc())
-            # Either the open size causes it, or it comes again with the size.
-            return None
+        return without_size(made)[0]
 
 
 def _factor(counts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

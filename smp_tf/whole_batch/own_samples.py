@@ -62,7 +62,7 @@ class OwnSamples:
 
 @dataclass(frozen=True, eq=False)
 class GatheredSamples:
-    """The samples of a replica in a batch, of which each replica knows the others' only when the batch is there.
+    """The samples of a replica in the batch of all replicas, whose sizes are gathered when the step runs.
 
     Args:
         count: the samples of this replica.
@@ -99,7 +99,7 @@ def gathered_samples(count: Any, only: int | None = None, step: str = "") -> Gat
     if only is not None:
         message = (
             f"{step} has whole_batch=True, and needs the number of samples as a number of Python, such as x.shape[0]. "
-            f"So all batches need as many samples over all replicas as the first one had. Use tf.shape(x)[0], or "
+            f"So the replicas' batches must add up to as many samples as in the first step. Use tf.shape(x)[0], or "
             f"batches of one size (drop_remainder=True)."
         )
         # All replicas see what each of them needs. So all end with the error.

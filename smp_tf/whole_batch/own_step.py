@@ -35,7 +35,7 @@ from smp_tf.steps.trace import Examined, Retrace, StepTrace
 from smp_tf.tf_internals import named
 from smp_tf.whole_batch.batch_results import GRADIENTS, BatchResults
 from smp_tf.whole_batch.gradient_calls import GradientCalls
-from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows
+from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows, without_size
 from smp_tf.whole_batch.own_losses import OwnLosses
 from smp_tf.whole_batch.own_results import LOCAL, OwnResults
 from smp_tf.whole_batch.replica_forms import ReplicaForms
@@ -238,13 +238,14 @@ def _batch_results(
 
 def _of_any_size(traces: BatchTraces, *, uses_gradients: bool) -> tuple[BatchResults | None, str]:
     """Returns what a step computes once for batches of any size on several replicas; None and the reason for none."""
-    try:
+
+    def made() -> BatchResults:
         any_size = traces.of_any_size()
-        once = _batch_results(traces, traces.rows, any_size, uses_gradients=uses_gradients, over_replicas=True)
-    except Exception as error:
-        # Either the open size causes it, or it comes again with the size.
-        return None, " ".join(str(error).split())[:300]
-    return (None, next(iter(once.left_out.values()))) if once.left_out else (once, "")
+        return _batch_results(traces, traces.rows, any_size, uses_gradients=uses_gradients, over_replicas=True)
+
+    once, why = without_size(made)
+    left_out = {} if once is None else once.left_out
+    return (None, next(iter(left_out.values()))) if left_out else (once, why)
 
 
 class _EagerProgram:

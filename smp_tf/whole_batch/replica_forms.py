@@ -37,14 +37,6 @@ class ReplicaForms:
         """Returns whether there are several replicas."""
         return runtime.current().topology.replicas > 1
 
-    def is_new(self, form: Hashable) -> bool:
-        """Returns whether all replicas come to a form together now, since none has come to it before.
-
-        Args:
-            form: the form.
-        """
-        return self.has_several and form not in self._sizes
-
     def samples(self, form: tuple[Any, ...], count: int) -> OwnSamples:
         """Returns the samples of a batch. For others than this replica they are those of the first batch of its form.
 

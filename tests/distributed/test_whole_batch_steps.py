@@ -99,7 +99,7 @@ def test_samples_of_all_replicas_may_lie_along_another_axis(case_result: CaseRes
 def test_a_step_that_needs_its_size_is_told_where_it_changes(case_result: CaseResult) -> None:
     for eager, graph, words in case_result.values():
         assert (eager, graph) == (True, True)
-        assert "need as many samples over all replicas as the first one had" in words
+        assert "must add up to as many samples as in the first step" in words
 
 
 @pytest.mark.distributed

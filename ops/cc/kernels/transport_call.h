@@ -15,8 +15,8 @@
 
 namespace smp {
 
-// Which message an op sends or awaits, from its attributes and inputs. An op of a function that is
-// called for each microbatch has the microbatch's number as an input, behind that of the step.
+// Which message an op sends or awaits, from its attributes and inputs. One function may be called
+// for each microbatch. Its ops have two numbers as inputs: the step, and then the microbatch.
 struct MessageAttributes {
   int64_t peer = 0;
   int64_t program = 0;

@@ -154,7 +154,7 @@ def trained(
 ) -> float:
     """How far weights of this rank are from those of plain Keras, and moving averages where it had all microbatches.
 
-    After a loop of Keras's, how far an evaluation is, too, of which replicas have different numbers of batches.
+    After a loop of Keras's, an evaluation is compared, too. Replicas have different numbers of batches in it.
     """
     running = runtime.current()
     with policy_in_force(policy):

@@ -29,10 +29,10 @@ def test_another_order_on_another_replica_is_refused() -> None:
     with pytest.raises(ProgramError) as told:
         check_replica_order(of("0F0 0F1 0B0 0B1", "0F0 0B0 0F1 0B1"), None, with_sums)
     assert str(told.value).splitlines() == [
-        "Replicas that make sums over each other, such as moments over the samples of all replicas, come to them in "
-        "the same order, and wait for each other forever where they do not. By this schedule replicas with other "
-        "numbers of microbatches come to them in another one. Use batches of which all replicas make as many "
-        "microbatches (drop_remainder=True), or 'pipeline': 'interleaved', 'simple' or 'zb_h1'. Received:",
+        "Replicas must come to their sums over each other in one order, such as to moments over the samples of all "
+        "replicas. Otherwise they wait for each other forever. With this schedule, a replica with fewer microbatches "
+        "has another order. Give all replicas batches of one size (drop_remainder=True), or use 'pipeline': "
+        "'interleaved', 'simple' or 'zb_h1'. Received:",
         "  replica 0, rank 0 stands before 0F1",
         "  replica 1, rank 0 stands before 0B0",
     ]

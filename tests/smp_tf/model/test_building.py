@@ -1,4 +1,4 @@
-"""What computes with weights before a model's first step is refused in words that say what to write instead."""
+"""Computing with weights before a model's first step is refused, and the error says what to write instead."""
 
 from __future__ import annotations
 

@@ -14,11 +14,10 @@ from tf_keras import layers
 
 from smp_tf.config.config import check_config
 from smp_tf.offline.cluster import Cluster, Host
-from smp_tf.offline.numbers import in_seconds
 from smp_tf.offline.plan import OfflineModel, OfflinePlan, offline
 from smp_tf.offline.plan_page import page
 from smp_tf.offline.plan_text import forecast
-from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.partition.plan.plan import as_bytes, as_seconds
 from smp_tf.partition.plan.report import remarks, sent, trade_rows
 from smp_tf.pipeline.programs.kinds import APPLY, REDUCE
 
@@ -208,7 +207,7 @@ def test_averages_over_replicas_are_in_the_step_and_drawn(made: OfflinePlan, mon
     assert "reduce: gradients over replicas" not in page(alone, "x")
     assert all(f"{span.task}: " in text for span in averaged)
     told = forecast(both)
-    assert f"gradients are averaged for {in_seconds(max(both.reduce_seconds))}, " in told
+    assert f"gradients are averaged for {as_seconds(max(both.reduce_seconds))}, " in told
     assert told.count("of it after the last task") == 1
     assert "averaged" not in forecast(alone)
 

@@ -41,7 +41,7 @@ def test_sizes_may_be_known_only_when_the_batch_is_there(monkeypatch: pytest.Mon
         return rows
 
     np.testing.assert_array_equal(rows_of(tf.reshape(tf.range(16.0), [8, 2])), [[10, 11], [12, 13], [14, 15]])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="as many samples over all replicas as the first one had"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="add up to as many samples as in the first step"):
         gathered_samples(3, only=9, step="Step 'train'")
     assert int(gathered_samples(3, only=8).total) == 8
     more[0][1] = 1
