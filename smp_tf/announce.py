@@ -16,15 +16,17 @@ _said: set[str] = set()
 _PRINTING_TIME = 1.0
 
 
-def announce(text: str, rank: int) -> None:
+def announce(text: str, rank: int, about: str | None = None) -> None:
     """Says something once per process, if this is rank 0.
 
     Args:
         text: One sentence or two.
         rank: This process's world rank.
+        about: What it is said about, once whatever the text is; None where it is said once in these words.
     """
-    if rank == 0 and text not in _said:
-        _said.add(text)
+    key = text if about is None else about
+    if rank == 0 and key not in _said:
+        _said.add(key)
         tell(f"smp_tf: {text}")
 
 

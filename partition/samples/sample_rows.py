@@ -31,7 +31,7 @@ from smp_tf.partition.graph.op_kinds import RANDOM_OPS, named
 from smp_tf.partition.samples.same_place import are_alike
 
 #: Ops that compute every element of their output from the elements at the same place of their inputs.
-_ELEMENTWISE = named(
+ELEMENTWISE = named(
     """
     Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh Cast Ceil CheckNumerics ClipByValue Cos Cosh Digamma Div
     DivNoNan Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Inv IsFinite
@@ -213,7 +213,7 @@ class SampleRows:
             return None
         return list(zip(whole, part, strict=True))
 
-    def _of_samples(self, tensor: Tensor) -> int | None:
+    def axis_of_samples(self, tensor: Tensor) -> int | None:
         """Returns the dimension of a tensor that is as long as there are samples; None where nothing tells which.
 
         A dimension of another length has them in another order. For example, the augmented copies come after the
@@ -231,7 +231,7 @@ class SampleRows:
 
     def _content_without_states(self, number: int, node: Node, index: int, given: list[Content]) -> Content:
         tensor = Tensor(number, index)
-        only = self._of_samples(tensor)
+        only = self.axis_of_samples(tensor)
         if node.op == ARGUMENT:
             return Content(rows=only, samples=self.differs(tensor) != ())
         if node.op == VARIABLE:
@@ -361,7 +361,7 @@ class SampleRows:
         of_samples = [s for c, s in zip(given, shapes, strict=True) if c.samples]
         if any(not s or s[0] != shape[0] for s in of_samples):
             return False
-        if node.op in _ELEMENTWISE:
+        if node.op in ELEMENTWISE:
             others = [s for c, s in zip(given, shapes, strict=True) if not c.samples]
             is_aligned = all(s is not None and len(s) == len(shape) for s in of_samples)
             return is_aligned and all(_is_for_every_row(s, len(shape)) for s in others)

@@ -46,6 +46,7 @@ from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
 from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows, without_size
+from smp_tf.whole_batch.told_mixtures import tell_mixtures
 from smp_tf.whole_batch.used_gradients import depend_on_states
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
@@ -252,6 +253,8 @@ class BatchFunction:
         checked = union.sizes if of_all else [union.samples.count]
         try:
             traces = self._traces(traced, retrace, union.sizes)
+            if not is_one:
+                tell_mixtures(traces, union.samples)
             traced = self._without_once(traces, retrace)
             if is_checked and (of_all or not self._traced[number][1].is_needed):
                 if not of_all:

@@ -39,6 +39,7 @@ from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows,
 from smp_tf.whole_batch.own_losses import OwnLosses
 from smp_tf.whole_batch.own_results import LOCAL, OwnResults
 from smp_tf.whole_batch.replica_forms import ReplicaForms
+from smp_tf.whole_batch.told_mixtures import tell_mixtures
 from smp_tf.whole_batch.used_gradients import depend_on_states, gradients_of
 from smp_tf.whole_batch.weighed_step import COEFFICIENTS, WeighedError
 
@@ -180,6 +181,7 @@ class WholeBatchStep:
         composites = composite_parts(argument.spec for argument in retrace.arguments)
         if not is_one:
             assert own is not None
+            tell_mixtures(traces, own if retrace.samples else None)
             self._losses.weigh(traces, own, retrace.form, composites)
         if self._forms.has_several:
             return self._over_replicas(traces, results, retrace.form, composites)

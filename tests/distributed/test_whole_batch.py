@@ -93,6 +93,35 @@ def test_what_is_computed_once_is_computed_of_the_batches_of_all_replicas(case_r
     assert set(case_result.values()) == {True}
 
 
+#: By name of the model: what is launched, and what is said of the sizes of microbatches.
+MIXING = {
+    "stages_mix": (
+        LaunchedCase(2, CASES, Case("stages mix", "mixing", {"name": "stages_mix"}, STAGES)),
+        "2 to 3 of 10",
+    ),
+    "replicas_mix": (
+        over_replicas("replicas mix", "mixing", {"name": "replicas_mix"}, 2),
+        "5 of 20 samples over 2 replicas",
+    ),
+    "replicas_mix_whole": (
+        over_replicas("replicas mix, one microbatch", "mixing", {"name": "replicas_mix_whole"}, 1),
+        "10 of 20 samples over 2 replicas",
+    ),
+}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("launched", "name", "sizes"), [(launched, name, sizes) for name, (launched, sizes) in MIXING.items()]
+)
+def test_a_model_that_mixes_samples_is_told_of_by_rank_0_alone(case_result: CaseResult, name: str, sizes: str) -> None:
+    told = [[line for line in output.splitlines() if "mixes samples" in line] for output in case_result.output]
+    [[text], *others] = told
+    assert f"train_step of model '{name}': layer '{name}/centred' (Centred) mixes samples: op " in text
+    assert f"Every microbatch is computed by itself, here {sizes}" in text
+    assert not any(others)
+
+
 @pytest.mark.distributed
 def test_what_stages_tell_each_other_of_gradients_is_in_the_list_of_tasks(tmp_path: Path) -> None:
     case = Case("recorded", "recorded", {"use": "in_two_rounds", "folder": str(tmp_path)}, STAGES)

@@ -13,6 +13,7 @@ import tf_keras
 import smp_tf as smp
 from smp_tf.training.batch_function import BatchFunction
 from tests.smp_tf.whole_batch import own_losses, own_optimizers
+from tests.smp_tf.whole_batch.mixing_models import fitted
 from tests.smp_tf.whole_batch.own_batches import fit_arguments
 from tests.smp_tf.whole_batch.own_gradients import USES, Uses, compare
 from tests.smp_tf.whole_batch.own_loops import batches, in_float64, net_of
@@ -54,6 +55,12 @@ def recorded(use: str, folder: str) -> bool:
     """As `gradients`; leaves what ran when in a folder."""
     with smp.timeline(folder):
         return gradients(use)
+
+
+@in_float64()
+def mixing(name: str) -> None:
+    """Trains a model that mixes samples, and evaluates it."""
+    fitted(name, 10)
 
 
 @in_float64()
