@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from smp_tf.partition.graph.op_kinds import RANDOM_OPS, named
 from smp_tf.partition.samples.held_samples import Dimensions, along, none_of, places
 from smp_tf.partition.samples.known_numbers import KnownNumbers
 from smp_tf.partition.samples.mixing_ops import UNKNOWN, Found, Use, find
-from smp_tf.partition.samples.sample_rows import ELEMENTWISE, SampleRows
+from smp_tf.partition.samples.sample_rows import ELEMENTWISE, Content
 
 #: Layers that are known to take what they compute over the samples that they are given.
 KNOWN_LAYERS = named("BatchNormalization BatchNormalizationBase SyncBatchNormalization")
@@ -48,6 +49,26 @@ class Mixture:
     words: str
 
 
+class HeldRows(Protocol):
+    """What is known of the tensors of a step that is traced for some samples."""
+
+    @property
+    def samples(self) -> int:
+        """Returns the number of samples."""
+
+    def of(self, tensor: Tensor) -> Content:
+        """Returns what a tensor is made of."""
+
+    def axis_of_samples(self, tensor: Tensor) -> int | None:
+        """Returns the dimension of a tensor that is as long as there are samples; None where nothing tells which."""
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor is made of constants alone."""
+
+    def in_part(self, tensor: Tensor) -> Tensor | None:
+        """Returns the tensor of a microbatch's trace that is made at the same place; None where there is none."""
+
+
 @dataclass(frozen=True)
 class _Content:
     """What is known of a tensor that depends on samples.
@@ -68,11 +89,11 @@ class Mixtures:
 
     Args:
         whole: the step, traced for all samples of a batch, without backward.
-        part: the same step, traced for a microbatch.
+        part: the same step, traced for a microbatch; the same graph where there is one trace alone.
         rows: what the tensors of `whole` are made of.
     """
 
-    def __init__(self, whole: OpGraph, part: OpGraph, rows: SampleRows) -> None:
+    def __init__(self, whole: OpGraph, part: OpGraph, rows: HeldRows) -> None:
         self._whole = whole
         self._part = part
         self._rows = rows

@@ -46,7 +46,7 @@ from smp_tf.whole_batch.forward_alone import forward_alone
 from smp_tf.whole_batch.gradient_calls import GradientCalls
 from smp_tf.whole_batch.loss_coefficients import LossCoefficients
 from smp_tf.whole_batch.noted_trace import BatchTraces, NotedTrace, sample_rows, without_size
-from smp_tf.whole_batch.told_mixtures import tell_mixtures
+from smp_tf.whole_batch.told_mixtures import tell_mixtures, tell_mixtures_of_prediction
 from smp_tf.whole_batch.used_gradients import depend_on_states
 from smp_tf.whole_batch.weighed_step import OUTPUTS, WeighedError, WeighedStep, replaced_losses
 
@@ -241,6 +241,9 @@ class BatchFunction:
         """
         union, is_first = self._union, self._is_first
         is_one = retrace.microbatches == 1 and not union.has_several
+        if self._method == "predict_step" and not is_one:
+            axes = {number: argument.axis for number, argument in enumerate(retrace.arguments)}
+            tell_mixtures_of_prediction(self._in_words, traced.lowered.graph, axes, union.samples)
         if self._method == "predict_step" or (is_one and not depend_on_states(traced)):
             return Examined(traced)
         is_checked = bool(runtime.current().config.check_losses) and not is_one

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from smp_tf.announce import announce
 from smp_tf.job import runtime
+from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.samples.mixtures import Mixture, Mixtures
+from smp_tf.partition.samples.rows_of_arguments import RowsOfArguments
 from smp_tf.whole_batch.noted_trace import BatchTraces
 from smp_tf.whole_batch.own_samples import OwnSamples
 
@@ -17,10 +21,26 @@ def tell_mixtures(traces: BatchTraces, samples: OwnSamples | None) -> None:
         samples: of a batch, which is more than one microbatch; None where batches may have any size.
     """
     whole, part = traces.whole.trace.lowered.graph, traces.part.trace.lowered.graph
-    for mixture in Mixtures(whole, part, traces.rows).find():
+    _tell(traces.step, Mixtures(whole, part, traces.rows).find(), samples)
+
+
+def tell_mixtures_of_prediction(step: str, graph: OpGraph, axes: Mapping[int, int | None], samples: OwnSamples) -> None:
+    """Tells, once for each layer, where the model of a step mixes samples whose every output holds samples.
+
+    Args:
+        step: words for the step.
+        graph: the step, traced for a microbatch.
+        axes: for each argument, the axis along which it has a row for each sample; None where it has none.
+        samples: of a batch, which is more than one microbatch.
+    """
+    _tell(step, Mixtures(graph, graph, RowsOfArguments(graph, axes, max(samples.parts))).find(), samples)
+
+
+def _tell(step: str, mixtures: Sequence[Mixture], samples: OwnSamples | None) -> None:
+    for mixture in mixtures:
         # The layer is named once, whatever the sizes of batches.
         about = f"{mixture.call.path} mixes samples"
-        announce(in_words(traces.step, mixture, samples), runtime.current().topology.rank, about)
+        announce(in_words(step, mixture, samples), runtime.current().topology.rank, about)
 
 
 def in_words(step: str, mixture: Mixture, samples: OwnSamples | None) -> str:

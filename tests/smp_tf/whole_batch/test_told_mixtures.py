@@ -41,12 +41,12 @@ def test_one_microbatch_says_nothing(init: Callable[..., None], capsys: pytest.C
     assert told(capsys) == []
 
 
-@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch"])
+@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch", "predict_on_batch"])
 def test_a_single_batch_says_so_too(init: Callable[..., None], capsys: pytest.CaptureFixture[str], method: str) -> None:
     init(microbatches=2)
     model, (x, y) = mixing(f"told_in_{method}"), data(8)
     model.compile("sgd", "mse")
-    getattr(model, method)(x, y)
+    getattr(model, method)(*([x] if method == "predict_on_batch" else [x, y]))
     [text] = told(capsys)
     assert f"layer 'told_in_{method}/centred' (Centred) mixes samples" in text
     assert "here 4 of 8 samples." in text
