@@ -34,7 +34,7 @@ def call(function: Any, inputs: Sequence[tf.Tensor], options: Mapping[str, bytes
 
     Args:
         function: A concrete function (`tf.types.experimental.ConcreteFunction`) of tensors that returns a list of
-            tensors. XLA does not compile it.
+            tensors, or what has its attributes. XLA does not compile it.
         inputs: The function's arguments, without what it captures.
         options: The options that TensorFlow gives to its own calls: `config_proto`, by which its optimizer treats the
             function, and `executor_type`.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -240,11 +241,75 @@ def call_options() -> dict[str, bytes]:
     return {name: tf.compat.as_bytes(value) for name, value in options.items()}
 
 
-def register_function(definition: function_pb2.FunctionDef) -> None:
-    """Makes a function that was written by hand known to the runtime. Importing a graph does not do this."""
-    runtime = eager_context.context()
-    if not runtime.has_function(definition.signature.name):
-        runtime.add_function_def(definition)
+class KeptFunctions:
+    """Functions that the runtime knows as long as this object lives.
+
+    TensorFlow drops a function that was traced for an op, such as the body of a loop, with the graph that has the op.
+    Nor does importing a graph make functions known that were written by hand. The runtime counts who needs a function.
+
+    Args:
+        definitions: the functions. Where the runtime knows one by its name, that one is kept.
+    """
+
+    def __init__(self, definitions: Iterable[function_pb2.FunctionDef]) -> None:
+        runtime, names = eager_context.context(), []
+        for definition in definitions:
+            name = definition.signature.name
+            runtime.add_function_def(runtime.get_function_def(name) if runtime.has_function(name) else definition)
+            names.append(name)
+        # At the end of the process the runtime goes with all that it knows.
+        weakref.finalize(self, _leave, runtime, names).atexit = False
+
+
+def _leave(runtime: Any, names: Sequence[str]) -> None:
+    for name in names:
+        runtime.remove_function(name)
+
+
+class TracedFunction:
+    """A traced function without its graph. It has what a concrete function is called by, under the same names.
+
+    A concrete function keeps the graph that it was traced in, of which the runtime has a copy.
+
+    Args:
+        traced: a concrete function that takes tensors and returns a list of them. Nothing else needs its graph.
+        calls: functions that it calls, besides those that its graph has made.
+    """
+
+    def __init__(self, traced: Any, calls: KeptFunctions) -> None:
+        self._function, self._calls = traced.inference_fn, calls
+        self.name: bytes = traced.name
+        #: Tensors from outside that it is given after its arguments.
+        self.captured_inputs: tuple[tf.Tensor, ...] = tuple(traced.captured_inputs)
+        #: Types of its arguments and, after them, of these tensors.
+        self.inputs: tuple[tf.TensorSpec, ...] = tuple(tf.TensorSpec(t.shape, t.dtype) for t in traced.inputs)
+        #: Types of its results.
+        self.outputs: tuple[tf.TensorSpec, ...] = tuple(tf.TensorSpec(t.shape, t.dtype) for t in traced.outputs)
+        # Where it is needed again, TensorFlow makes it of the runtime's copy.
+        self._function._cached_graph = None
+
+    def __call__(self, *arguments: Any) -> list[tf.Tensor]:
+        """Calls the function by TensorFlow's own op, eagerly or in the graph that is being traced.
+
+        Args:
+            *arguments: its arguments, without the tensors from outside.
+        """
+        given = [tf.convert_to_tensor(argument) for argument in arguments]
+        return list(self._function.call_flat(*given, *self.captured_inputs) or ())
+
+    def add_to_graph(self, graph: Any) -> None:
+        """Makes the function known to a graph, whose ops may then call it by its name."""
+        graph._add_function_recursive(self._function)
+
+    @property
+    def function_def(self) -> function_pb2.FunctionDef:
+        """The runtime's copy."""
+        return self._function.definition
+
+    @property
+    def graph(self) -> Any:
+        """The function's graph, made anew."""
+        return self._function.graph
 
 
 def why_xla_cannot(function: Any, specs: Sequence[tf.TensorSpec], unknown: int) -> str | None:

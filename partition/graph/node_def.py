@@ -6,8 +6,9 @@ empty definitions, is costed and cut without TensorFlow.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from smp_tf.partition.graph.graph_caches import graph_cache
 
 if TYPE_CHECKING:
     from smp_tf.partition.graph.op_graph import Node
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 16
 
 
-@lru_cache(maxsize=4096)
+@graph_cache(4096)
 def _parse_node(definition: bytes) -> Any:
     from tensorflow.core.framework import node_def_pb2
 
@@ -37,7 +38,7 @@ def constant(node: Node) -> Any:
     return tf.make_ndarray(attributes(node)["value"].tensor)
 
 
-@lru_cache(maxsize=8)
+@graph_cache(8)
 def functions(library: bytes) -> dict[str, Any]:
     """Returns the FunctionDefs of a serialised FunctionDefLibrary, by name."""
     if not library:

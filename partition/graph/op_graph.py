@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -293,6 +293,15 @@ class OpGraph:
             if all(t.node in new_number for t in g.tensors)
         )
         return replace(self, nodes=tuple(nodes), outputs=tuple(moved(t) for t in self.outputs), gradients=gradients)
+
+    def bare(self, keep: Collection[str] = ()) -> OpGraph:
+        """Returns the same graph without what ops are made of: their definitions, and the functions that they call.
+
+        Args:
+            keep: types of ops that keep their definitions.
+        """
+        nodes = tuple(node if node.op in keep else replace(node, definition=b"") for node in self.nodes)
+        return replace(self, nodes=nodes, library=b"")
 
     def validate(self) -> None:
         """Checks the rules that every pass relies on.

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
+from smp_tf.partition.graph.graph_caches import graph_cache
 from smp_tf.partition.graph.node_def import functions, in_order
 from smp_tf.partition.graph.op_graph import ARGUMENT, Call, Node, OpGraph, Tensor, TensorType
 from smp_tf.partition.graph.op_kinds import LOOP_OPS, SAME_MEMORY_OPS
@@ -28,7 +28,7 @@ _AS_MANY_OPS = frozenset({"Transpose", "ConjugateTranspose", "Reshape", "ZerosLi
 _EXTENDING_OPS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 
 
-@lru_cache(maxsize=1024)
+@graph_cache(1024)
 def function_graph(
     library: bytes, name: str, arguments: tuple[TensorType, ...], results: tuple[TensorType, ...], trips: int
 ) -> OpGraph:

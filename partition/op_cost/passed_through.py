@@ -8,9 +8,9 @@ together with what the loop has made:
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
+from smp_tf.partition.graph.graph_caches import graph_cache
 from smp_tf.partition.graph.node_def import MAX_DEPTH, attributes, bodies, functions
 from smp_tf.partition.graph.op_graph import Node
 from smp_tf.partition.graph.op_kinds import CALL_OPS, LOOP_OPS, SAME_MEMORY_OPS
@@ -39,7 +39,7 @@ def _of_call(library: bytes, op: str, attrs: Any, depth: int) -> dict[int, int]:
     return {output: argument for output, argument in found.items() if output == argument}
 
 
-@lru_cache(maxsize=1024)
+@graph_cache(1024)
 def _of_function(library: bytes, name: str, depth: int) -> dict[int, int]:
     function = functions(library).get(name)
     if function is None or depth > MAX_DEPTH:

@@ -22,8 +22,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 
+from smp_tf.partition.graph.graph_caches import graph_cache
 from smp_tf.partition.graph.node_def import MAX_DEPTH, attributes, bodies, functions
 from smp_tf.partition.graph.op_graph import VARIABLE, Node, OpGraph, Tensor, TensorType
 from smp_tf.partition.graph.op_kinds import (
@@ -293,7 +293,7 @@ def _given(graph: OpGraph, tensor: Tensor) -> TensorType:
     return kind
 
 
-@lru_cache(maxsize=1024)
+@graph_cache(1024)
 def _in_function(
     library: bytes,
     name: str,

@@ -164,6 +164,7 @@ class Trace:
         results: what the step function returned, with the graph's symbolic tensors in it.
         recorder: what was noted during the trace.
         length: number of ops that the body made. Later ops only return the results.
+        key: what tells this trace from all others, also after it is gone.
     """
 
     graph: Any
@@ -172,6 +173,7 @@ class Trace:
     results: Any
     recorder: Recorder
     length: int
+    key: object = dataclasses.field(default_factory=object)
 
 
 @contextlib.contextmanager

@@ -114,7 +114,7 @@ class SegmentFunction:
         variables: indices of the variables whose handle it holds.
         outputs: the tensors it returns, in order.
         early: the sums that it gives before it ends; None for none.
-        function: the traced function.
+        function: the traced function, without its graph.
         compiled: whether XLA compiles it.
         uncompiled: why XLA does not compile it although it was asked to; else None.
     """
@@ -124,7 +124,7 @@ class SegmentFunction:
     variables: tuple[int, ...]
     outputs: tuple[Tensor, ...]
     early: EarlySums | None
-    function: Callable[..., Sequence[tf.Tensor]]
+    function: tf_internals.TracedFunction
     compiled: bool = False
     uncompiled: str | None = None
 
@@ -179,7 +179,7 @@ def build_segment_function(
         tuple(body.handles.values()),
         body.outputs,
         body.summing.early,
-        _traced(run, compiled or None).get_concrete_function(*specs),
+        tf_internals.TracedFunction(_traced(run, compiled or None).get_concrete_function(*specs), body.calls),
         compiled,
         uncompiled,
     )
@@ -228,8 +228,8 @@ class _Body:
         self._definition = segment_graph(graph, segment, variables)
         if over_replicas:
             self._definition = written_out(self._definition, over_replicas, replicas)
-        for definition in self._definition.library.function:
-            tf_internals.register_function(definition)
+        #: The functions that it calls.
+        self.calls = tf_internals.KeptFunctions(self._definition.library.function)
 
     def computed(self, passed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns what the function returns and what it sums.

@@ -6,11 +6,12 @@ cut step ──▶ step_tasks: the tasks of all stages ──▶ build_stage_pro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import Tensor
+from smp_tf.partition.graph.op_kinds import SUM_OVER_REPLICAS
 from smp_tf.partition.split.split import Segment, Split, Visit
 from smp_tf.pipeline.programs.check import check
 from smp_tf.pipeline.run.early_sums import EarlySums, plan_early_sums
@@ -93,6 +94,12 @@ class StageProgram:
         """Returns the sums over the replicas that this stage makes for each microbatch."""
         segments = self.split.segments_of(self.stage).values()
         return tuple(each for segment in segments for each in sums_in(self.split.graph, segment))
+
+    def without_definitions(self) -> StageProgram:
+        """Returns the program with no more of the op graph than what writing it into a graph asks for."""
+        graph = self.split.graph.bare({SUM_OVER_REPLICAS})
+        assignment = replace(self.split.assignment, graph=graph)
+        return replace(self, split=replace(self.split, graph=graph, assignment=assignment))
 
     def function_of(self, task: Task) -> SegmentFunction | None:
         """Returns the function that a compute task calls; None where it has nothing to do."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -36,6 +36,10 @@ class RecordedApply:
     gradients: tuple[Any, ...]
     apply: Callable[[Sequence[tuple[Any, Any]]], Any]
     position: int
+
+    def without_gradients(self) -> RecordedApply:
+        """Returns the call without the microbatch's gradients, which hold its graph."""
+        return replace(self, gradients=())
 
 
 class _Recording(threading.local):

@@ -263,4 +263,4 @@ def stage_program(
     if (weighs or program.end.replicas is not None) and is_named(schedule):
         most, replicas = config.microbatches, topology.replicas
         check_other_replicas(cut, program.planned, schedule, most, tasks, kept, replicas)
-    return program
+    return program.without_definitions()

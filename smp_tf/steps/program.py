@@ -17,8 +17,7 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
-from smp_tf.partition.trace.lower import Lowered, OutputSlot
-from smp_tf.partition.trace.trace import Trace
+from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.pipeline.programs.kinds import WEIGH
 from smp_tf.pipeline.run.emission import CallersPart, SumSparse
 from smp_tf.pipeline.run.executor import LastTasks, StepResults, emit
@@ -41,20 +40,20 @@ from smp_tf.variables import step_seeds
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a program was made from.
-
-    The trace is kept because TensorFlow drops its functions (loop bodies, fused layers) together with it.
+    """What is left of the trace that a program was made from, whose graphs are much larger than the program.
 
     Args:
-        trace: the trace of the step.
-        lowered: the op graph of the trace.
+        key: what tells the trace from all others.
+        captures: the tensors from outside that it takes.
+        structure: what the step function returned, with an `OutputSlot` in place of every tensor.
         is_random: whether its random ops need seeds.
         ahead_of: the step function whose next step's random numbers it draws, by what that is known by; None where
             it draws its own.
     """
 
-    trace: Trace
-    lowered: Lowered
+    key: object
+    captures: Sequence[tf.Tensor]
+    structure: Any
     is_random: bool
     ahead_of: str | None = None
 
@@ -99,14 +98,14 @@ class SplitProgram:
     _layout: FlatOutputs | None = field(default=None, init=False)
 
     @property
-    def trace(self) -> Trace:
-        """The trace of the step."""
-        return self.source.trace
+    def key(self) -> object:
+        """What tells the trace that it was made from from all others."""
+        return self.source.key
 
     @property
-    def lowered(self) -> Lowered:
-        """What was read off the trace."""
-        return self.source.lowered
+    def structure(self) -> Any:
+        """What the step function returns, with an `OutputSlot` in place of every tensor."""
+        return self.source.structure
 
     @property
     def arguments(self) -> tuple[SplitArgument, ...]:
@@ -207,7 +206,7 @@ class SplitProgram:
         results = emit(
             program,
             slicer,
-            self.lowered.captures,
+            self.source.captures,
             seed,
             weights,
             CallersPart(
@@ -241,7 +240,7 @@ class SplitProgram:
     def _sparse_sums(self, weights: Sequence[Any], found: dict[int, tf.Tensor]) -> SumSparse:
         """Returns what writes the sum of a sparse gradient over all replicas; its parts go into a mapping."""
         program, name = self.stage_program, reduction_name(self.known_as)
-        slots = {s.outputs: s for s in tf.nest.flatten(self.lowered.results) if isinstance(s, OutputSlot)}
+        slots = {s.outputs: s for s in tf.nest.flatten(self.structure) if isinstance(s, OutputSlot)}
 
         def write(bucket: Bucket, values: Sequence[list[tf.Tensor]], step: tf.Tensor) -> None:
             where = step, program.number, program.stage
@@ -260,7 +259,7 @@ class SplitProgram:
     ) -> None:
         """Puts the sums of sparse gradients, over all replicas or of this one, among the others, part by part."""
         program = self.stage_program
-        for slot in tf.nest.flatten(self.lowered.results):
+        for slot in tf.nest.flatten(self.structure):
             if isinstance(slot, OutputSlot) and isinstance(slot.spec, tf.IndexedSlicesSpec):
                 parts = packed(slot, [results.values[i] for i in slot.outputs])
                 if parts is None or not program.split.outputs[slot.outputs[0]].is_gradient:

@@ -38,6 +38,7 @@ from smp_tf.replicas import equal_start
 from smp_tf.sharding.receivers import Applied
 from smp_tf.steps import post_partition_hooks, preparation
 from smp_tf.steps.batch_cut import cut_arguments, cut_batch
+from smp_tf.steps.leftovers import drop_graphs
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.outputs import describe_outputs
 from smp_tf.steps.ownership import AgreedReceivers, decide_owners
@@ -152,6 +153,7 @@ class Step:
         if program is None:
             self._begin_job()
             program = self._programs[key] = self._program_for(arguments)
+            drop_graphs()
         return program, arguments.tensors
 
     def _begin_job(self) -> None:
@@ -261,7 +263,10 @@ class Step:
         return SplitProgram(
             self.name,
             self._known_as,
-            Source(traced.trace, traced.lowered, traced.is_random, self._options.ahead_of and self._options.ahead_of()),
+            Source(
+                *(traced.trace.key, traced.lowered.captures, traced.lowered.results, traced.is_random),
+                ahead_of=self._options.ahead_of and self._options.ahead_of(),
+            ),
             batch,
             program,
             agreed.plan,

@@ -82,6 +82,16 @@ class UnsplitProgram:
         results = unpack(tf.nest.map_structure(_traced_output, results))
         return results if self.then is None else self.then(results, tensors, WithoutTasks())
 
+    @property
+    def key(self) -> object:
+        """What tells its trace from all others."""
+        return self.trace.key
+
+    @property
+    def structure(self) -> Any:
+        """What the step function returns, with an `OutputSlot` in place of every tensor."""
+        return self.lowered.results
+
     @functools.cached_property
     def _structure(self) -> ResultStructure:
         return ResultStructure(self.lowered.results)

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +67,9 @@ class BatchFunction:
         self._gather = gather
         self._traced: list[tuple[list[RecordedApply], Denominators]] = []
         self._calls: list[GradientCalls] = []
-        self._totals: weakref.WeakKeyDictionary[Any, Totals | None] = weakref.WeakKeyDictionary()
+        #: Numbers of the traces whose graphs something of this is still holding.
+        self._with_graphs: list[int] = []
+        self._totals: dict[int, Totals] = {}
         with tf.init_scope():
             self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
         self._once: dict[int, BatchResults] = {}
@@ -124,12 +125,15 @@ class BatchFunction:
                 self._begin_apart(is_alike=found.is_alike)
             self._step.also = self._union.also
             program, tensors = self._program_for(batch)
-            self._tell_totals(program, tensors)
+            self._forget_graphs()
+            totals = self._totals.get(program.structure["traced"])
+            if totals is not None:
+                totals.tell(tensors)
             with self._checks.watching(program, tensors):
                 results.append(program(tensors))
             self._checks.end(program)
             self.plan = program.plan if isinstance(program, SplitProgram) else None
-            of_metrics = self._of_metrics.get(program.lowered.results["traced"], frozenset())
+            of_metrics = self._of_metrics.get(program.structure["traced"], frozenset())
             object.__setattr__(self._model, "_smp_logs_of_metrics", of_metrics)
             object.__setattr__(self._model, "_smp_states_of_all", self._union.states.held)
             self.samples += samples_of(batch)
@@ -218,15 +222,25 @@ class BatchFunction:
         """Returns whether all replicas' batches are one. In an evaluation each has its own, and some may have more."""
         return self._method == "train_step"
 
-    def _tell_totals(self, program: Any, tensors: Sequence[Any]) -> None:
-        if program not in self._totals:
-            _, denominators = self._traced[program.lowered.results["traced"]]
-            self._totals[program] = None
-            if denominators.is_needed:
-                self._totals[program] = Totals(denominators, self._batch_samples, program, self._over_replicas)
-        totals = self._totals[program]
-        if totals is not None:
-            totals.tell(tensors)
+    def _note_totals(self, traced: StepTrace, retrace: Retrace) -> None:
+        """Prepares to tell losses of a new program what they need to know of a whole batch."""
+        number = traced.lowered.results["traced"]
+        _, denominators = self._traced[number]
+        if denominators.is_needed:
+            cut = retrace.arguments, retrace.microbatches
+            totals = Totals(denominators, self._batch_samples, traced.trace, cut, self._over_replicas)
+            self._totals[number] = totals
+
+    def _forget_graphs(self) -> None:
+        """Drops what holds the graphs of traces, whose programs are built by now."""
+        for number in self._with_graphs:
+            applies, denominators = self._traced[number]
+            denominators.forget_graph()
+            self._traced[number] = [apply.without_gradients() for apply in applies], denominators
+            self._calls[number].forget_tensors()
+            if number in self._once:
+                self._once[number].forget_traces()
+        self._with_graphs.clear()
 
     def _over_batches(self, results: list[Any]) -> Any:
         """Returns what Keras is given after several batches: their outputs joined, or the logs of the last one."""
@@ -239,6 +253,7 @@ class BatchFunction:
 
         See `whole_batch/batch_results.py` and `loss_check/check.py`.
         """
+        self._note_totals(traced, retrace)
         union, is_first = self._union, self._is_first
         is_one = retrace.microbatches == 1 and not union.has_several
         if self._method == "predict_step" and not is_one:
@@ -350,6 +365,7 @@ class BatchFunction:
             weighed = replaced_losses(self._weighed.calls, coefficients, denominators.sum_factor)
         with recorder.recording(), in_parts, calls.noted(weighed):
             results = autograph_convert(getattr(self._model, self._method))(data)
+        self._with_graphs.append(len(self._traced))
         self._traced.append((recorder.applies, denominators))
         self._calls.append(calls)
         return {

@@ -73,7 +73,7 @@ class LossChecks:
             program: the program.
             tensors: the step's tensor arguments.
         """
-        results = program.lowered.results
+        results = program.structure
         check = self._waiting.get(results["traced"])
         return contextlib.nullcontext() if check is None else check.watching(program, tensors, results[KEPT])
 
@@ -92,4 +92,4 @@ class LossChecks:
         Args:
             program: the program.
         """
-        self._waiting.pop(program.lowered.results["traced"], None)
+        self._waiting.pop(program.structure["traced"], None)

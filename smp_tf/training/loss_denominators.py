@@ -27,12 +27,13 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.announce import announce
-from smp_tf.batch.microbatches import Slicer
+from smp_tf.batch.microbatches import Slicer, SplitArgument
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.keras import adapter
 from smp_tf.keras.patch import Patch
-from smp_tf.partition.tf_internals import is_stateful
+from smp_tf.partition.tf_internals import KeptFunctions, is_stateful
+from smp_tf.partition.trace.trace import Trace
 from smp_tf.replicas.sums import sum_over_replicas
 
 #: The scope of our ops' names, so that the script's ops keep the names that they have without these.
@@ -78,6 +79,10 @@ class Denominators:
                 yield
         finally:
             _scope.denominators = before
+
+    def forget_graph(self) -> None:
+        """Drops the tensors of the trace, once `Totals` has what it needs of them."""
+        self._in_microbatch, self.valid, self.shapes = None, [], {}
 
     @property
     def is_needed(self) -> bool:
@@ -179,26 +184,34 @@ class Totals:
     Args:
         denominators: the losses.
         samples: the variable for N.
-        program: the step's program, which says how a batch is cut.
+        trace: the trace of a microbatch that has the losses.
+        cut: how the step's arguments are cut, and into how many microbatches.
         over_replicas: whether the batches of all replicas are one batch.
     """
 
-    def __init__(self, denominators: Denominators, samples: tf.Variable, program: Any, over_replicas: bool) -> None:
-        self._denominators = denominators
+    def __init__(
+        self,
+        denominators: Denominators,
+        samples: tf.Variable,
+        trace: Trace,
+        cut: tuple[Sequence[SplitArgument], int],
+        over_replicas: bool,
+    ) -> None:
+        self._ratios = denominators.ratios
         self._samples = samples
         self._over_replicas = over_replicas
-        self._arguments = program.arguments
-        self._microbatches = program.microbatches
-        self._placeholders = [tensor.op.name for tensor in program.trace.arguments]
-        graph = program.trace.graph
+        self._arguments, self._microbatches = cut
+        self._placeholders = [tensor.op.name for tensor in trace.arguments]
         names = [tensor.op.name for tensor in denominators.valid]
         self._outputs = [tensor.name for tensor in denominators.valid]
-        self._shapes = {operation.name: operation for operation in denominators.shapes}
-        self._definition = _sub_graph(graph.as_graph_def(), names, self._shapes) if names else None
+        #: By the name of an op that gives a shape: its type, and all dimensions but the samples.
+        self._shapes = {op.name: (op.outputs[0].dtype, rest) for op, rest in denominators.shapes.items()}
+        self._definition = _sub_graph(trace.graph.as_graph_def(), names, self._shapes) if names else None
+        self._calls = KeptFunctions(self._definition.library.function if self._definition else ())
         kept = {node.name for node in self._definition.node} if self._definition else set()
-        self._captures = {inner.op.name: outer for outer, inner in graph.captures if inner.op.name in kept}
+        self._captures = {inner.op.name: outer for outer, inner in trace.graph.captures if inner.op.name in kept}
         self._kept = kept
-        signature = [argument.spec for argument in program.arguments]
+        signature = [argument.spec for argument in self._arguments]
         self._count = tf.function(self._counted, autograph=False, input_signature=signature)
 
     def tell(self, tensors: Sequence[Any]) -> None:
@@ -210,7 +223,7 @@ class Totals:
         counted = self._count(*tensors)
         samples, *valid = sum_over_replicas(counted, "smp_loss_denominators") if self._over_replicas else counted
         self._samples.assign(samples)
-        for ratio, total in zip(self._denominators.ratios, valid, strict=True):
+        for ratio, total in zip(self._ratios, valid, strict=True):
             ratio.assign(samples / tf.maximum(total, tf.constant(1.0, tf.float64)))
 
     def _counted(self, *tensors: Any) -> list[tf.Tensor]:
@@ -229,9 +242,8 @@ class Totals:
             if name in self._kept
         }
         given.update({f"{name}:0": value for name, value in self._captures.items()})
-        for name, operation in self._shapes.items():
-            dtype = operation.outputs[0].dtype
-            samples, rest = tf.cast(slicer.sizes[microbatch], dtype), self._denominators.shapes[operation]
+        for name, (dtype, rest) in self._shapes.items():
+            samples = tf.cast(slicer.sizes[microbatch], dtype)
             given[f"{name}:0"] = tf.concat([samples[None], tf.constant(rest, dtype)], 0)
         counts = tf.import_graph_def(self._definition, input_map=given, return_elements=self._outputs, name="")
         return [tf.cast(count, tf.float64) for count in counts]

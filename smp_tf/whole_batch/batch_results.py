@@ -104,12 +104,14 @@ class BatchResults:
         of_samples: bool = True,
     ) -> None:
         self._step = step
-        self._part = part
+        #: The step as it is traced for a microbatch, until `forget_traces`.
+        self._part: StepTrace | None = part
         self._gradients = gradients
         uses = gradients.uses if gradients is not None else None
-        self._whole = of_any_size or whole
-        graph = self._whole.lowered.graph
-        logs, same = logs_of_both(part, self._whole)
+        of_batch = of_any_size or whole
+        graph = self._graph = of_batch.lowered.graph
+        self._variables = of_batch.lowered.variables
+        logs, same = logs_of_both(part, of_batch)
         if of_any_size is None:
             self._chosen = find_once_per_batch(rows, graph, part.lowered.graph, logs, same, uses, of_samples=of_samples)
         else:
@@ -123,7 +125,7 @@ class BatchResults:
                     rows, sized, part.lowered.graph, *logs_of_both(part, whole), of_samples=of_samples
                 )
                 _require_as_much(self._chosen, graph, of_one_size, sized)
-        self._tail_graph = TailGraph(self._whole, self._chosen.tail)
+        self._tail_graph = TailGraph(of_batch, self._chosen.tail)
         #: What the tail begins with over all replicas; None where each has a batch of its own.
         self.joined: JoinedTail | None = None
         if over_replicas:
@@ -164,7 +166,7 @@ class BatchResults:
     @property
     def states(self) -> list[Any]:
         """Returns the variables of the script that are written once per batch."""
-        return [self._whole.lowered.variables[index] for index in sorted(self._chosen.states)]
+        return [self._variables[index] for index in sorted(self._chosen.states)]
 
     @property
     def has_joined_samples(self) -> bool:
@@ -174,7 +176,7 @@ class BatchResults:
     @property
     def left_out(self) -> Mapping[str, str]:
         """Returns why other logs, and writes of variables, are not computed once per batch, by name of either."""
-        logs, variables = logs_of(self._part), self._whole.lowered.graph.variables
+        logs, variables = logs_of(self._traced), self._graph.variables
         names = {state_name(index): variable.name for index, variable in enumerate(variables)}
         return {
             names.get(name, name): why
@@ -187,8 +189,9 @@ class BatchResults:
 
         The step returns the tensors that this is computed from under `CUTS` and `GRADIENTS`, and a `Log` for each log.
         """
-        lowered, taken = self._part.lowered, self._chosen.logs
-        names = {slot.outputs: name for name, slot in logs_of(self._part).items() if name in taken}
+        part = self._traced
+        lowered, taken = part.lowered, self._chosen.logs
+        names = {slot.outputs: name for name, slot in logs_of(part).items() if name in taken}
         results = dict(lowered.results)
         if self.has_gradients:
             del results["gradients"]
@@ -214,7 +217,16 @@ class BatchResults:
             outputs += tensors
         graph = dataclasses.replace(self._chosen.part, outputs=tuple(outputs))
         lowered = dataclasses.replace(lowered, graph=graph, results=results)
-        return StepTrace(self._part.trace, lowered, self._part.models)
+        return StepTrace(part.trace, lowered, part.models)
+
+    def forget_traces(self) -> None:
+        """Drops the trace for a microbatch, once the step's program is built. Then `write` is all that is needed."""
+        self._part = None
+
+    @property
+    def _traced(self) -> StepTrace:
+        assert self._part is not None, "a trace is looked at before the program is built"
+        return self._part
 
     def write(
         self,
@@ -275,7 +287,7 @@ class BatchResults:
         applies: Sequence[MadeOfGradients],
     ) -> Mapping[str, Sequence[Any]]:
         """Writes this stage's part, where gradients are spread over the stages."""
-        graph = self._whole.lowered.graph
+        graph = self._graph
         gradients = {tensor: output.accumulate() for tensor, output in outputs.items() if output.is_local}
         places = self._places(applies, store.stage_of)
         try:
@@ -300,7 +312,7 @@ class BatchResults:
 
     def _places(self, applies: Sequence[MadeOfGradients], stage_of_variable: Callable[[Any], int | None]) -> TailPlaces:
         """Returns which stage computes what, given the stage of each variable; None where all have it."""
-        graph, tail, variables = self._whole.lowered.graph, self._chosen.tail, self._whole.lowered.variables
+        graph, tail, variables = self._graph, self._chosen.tail, self._variables
         assert self._gradients is not None
         by = self._gradients.variables
         stage_of = {tensor: stage_of_variable(by[tensor]) for tensor in tail.gradients}

@@ -76,6 +76,10 @@ class GradientCalls:
         with _replaced(watched):
             yield
 
+    def forget_tensors(self) -> None:
+        """Drops the tensors, and the graph with them. What is left says how gradients are replaced by placeholders."""
+        self.targets, self.gradients = [], []
+
     def _note(self, target: Any, sources: Any, gradients: list[Any], is_plain: bool) -> None:
         self.is_plain.append(is_plain)
         self.targets.append([value for value in tf.nest.flatten(target) if isinstance(value, tf.Tensor)])

@@ -58,8 +58,8 @@ class OwnLosses:
         self._numbers: set[int] = set()
         #: By form of a call, the calls of `tf.GradientTape.gradient` for which all replicas have coefficients.
         self._agreed: dict[Hashable, set[int]] = {}
-        #: The trace of a microbatch that came last: its graph, and the gradients that it takes.
-        self.last: tuple[Any, GradientCalls]
+        #: The trace of a microbatch that came last: its graph, until `forget_graph`, and the gradients that it takes.
+        self.last: tuple[Any, GradientCalls] = (None, GradientCalls())
 
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
         """Returns the program for a call of the step, and what to call it with.
@@ -90,6 +90,12 @@ class OwnLosses:
         if first is not None and first.samples.count != samples:
             first = None
         return self._weighed.program_for(args, kwargs, first)
+
+    def forget_graph(self) -> None:
+        """Drops the graph of the trace that came last, once the step's program is built."""
+        _, calls = self.last
+        calls.forget_tensors()
+        self.last = None, calls
 
     def weigh(self, traces: BatchTraces, samples: OwnSamples, form: Hashable, composites: Collection[int]) -> None:
         """Raises where microbatches have to be told what their samples count, or where that cannot be told.

@@ -173,6 +173,11 @@ class OwnResults:
             self._cuts.append(Cut(other, own, content.rows, content.blocks))
         self._once, self._only = once, only
 
+    def forget_traces(self) -> None:
+        """Drops the traces, once the step's program is built."""
+        if self._once is not None:
+            self._once.forget_traces()
+
     @property
     def rounds_of_telling(self) -> int:
         """Returns how often the stages tell each other what each of them has computed of gradients."""

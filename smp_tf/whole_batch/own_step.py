@@ -94,7 +94,10 @@ class WholeBatchStep:
             on_shutdown(self._forget)
             self._is_known = True
         program, tensors = self._losses.find(args, kwargs)
-        results = self._results.get(id(program.trace))
+        results = self._results.get(program.key)
+        self._losses.forget_graph()
+        if results is not None:
+            results.forget_traces()
         if results is None or not isinstance(program, SplitProgram):
             return program(tensors)
         if not tf.executing_eagerly():
@@ -110,7 +113,8 @@ class WholeBatchStep:
         self._inner = dataclasses.replace(self._options, autograph=False, local_outputs=())
         self._forms = ReplicaForms(self._in_words)
         self._losses = OwnLosses(self._in_words, self._body, self._step_of, self._inner, self._forms)
-        self._results: dict[int, OwnResults] = {}
+        #: By the keys of their traces.
+        self._results: dict[object, OwnResults] = {}
         self._eager: dict[SplitProgram, _EagerProgram] = {}
 
     def _step_of(
@@ -138,7 +142,7 @@ class WholeBatchStep:
         assert graph is traced.trace.graph, "a step is looked at as soon as it is traced"
         results = OwnResults(self._in_words, traced, calls, self._options.local_outputs, retrace.arguments)
         part = results.sorted(traced)
-        self._results[id(traced.trace)] = results
+        self._results[traced.trace.key] = results
         if results.uses_gradients and unaveraged.are_left():
             raise StepError(
                 f"{self._in_words} has whole_batch=True and computes something of its gradients. With "

@@ -11,6 +11,7 @@ import tensorflow as tf
 from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SOURCES, VARIABLE, Tensor
 from smp_tf.partition.samples.batch_tail import Cut, Tail
 from smp_tf.partition.samples.tail_places import TailPlaces
+from smp_tf.partition.tf_internals import KeptFunctions
 from smp_tf.steps.trace import StepTrace
 from smp_tf.tf_internals import op_by_op
 
@@ -65,14 +66,24 @@ class TailGraph:
     """The tail of a step, ready to be written into other graphs.
 
     Args:
-        whole: the step, traced for the whole batch. It is kept because TensorFlow drops its functions together with it.
+        whole: the step, traced for the whole batch. Its nodes are copied, so that nothing needs the trace afterwards.
         tail: the tail of the step.
     """
 
     def __init__(self, whole: StepTrace, tail: Tail) -> None:
-        self._whole = whole
         self._tail = tail
         self._graph = whole.lowered.graph
+        self._outside: dict[str, Any] = {}
+        self._definition = tf.compat.v1.GraphDef()
+        if not tail.nodes:
+            return
+        names = {self._graph.nodes[number].name for number in tail.nodes}
+        self._outside = {inside.op.name: out for out, inside in whole.trace.graph.captures if inside.op.name in names}
+        definition = whole.trace.graph.as_graph_def()
+        self._definition.versions.CopyFrom(definition.versions)
+        self._definition.library.CopyFrom(definition.library)
+        self._definition.node.extend(node for node in definition.node if node.name in names)
+        self._calls = KeptFunctions(definition.library.function)
 
     def write(
         self,
@@ -147,7 +158,6 @@ class TailGraph:
 
     def _sources(self, arguments: Mapping[int, Any], variables: Mapping[int, tf.Variable]) -> dict[Tensor, Any]:
         """Returns what stands for the arguments, captures and variables that the tail reads."""
-        outside = {inside.op.name: capture for capture, inside in self._whole.trace.graph.captures}
         found: dict[Tensor, Any] = {}
         for number in self._tail.nodes:
             node = self._graph.nodes[number]
@@ -157,17 +167,16 @@ class TailGraph:
             if node.op == ARGUMENT:
                 found[Tensor(number, 0)] = arguments[node.source]
             elif node.op == CAPTURE:
-                found[Tensor(number, 0)] = outside[node.name]
+                found[Tensor(number, 0)] = self._outside[node.name]
             elif node.op == VARIABLE:
                 variable = variables.get(node.source)
-                found[Tensor(number, 0)] = outside[node.name] if variable is None else variable.handle
+                found[Tensor(number, 0)] = self._outside[node.name] if variable is None else variable.handle
         return found
 
     @cached_property
-    def _definition(self) -> tuple[Any, dict[str, Any]]:
-        """Returns the graph that is written, as TensorFlow stores it, and its nodes by name."""
-        definition = self._whole.trace.graph.as_graph_def()
-        return definition, {node.name: node for node in definition.node}
+    def _of_name(self) -> dict[str, Any]:
+        """The nodes that are written, as TensorFlow stores them, by name."""
+        return {node.name: node for node in self._definition.node}
 
     def _import(self, numbers: Iterable[int], values: dict[Tensor, Any]) -> list[tf.Operation]:
         """Writes some nodes, adds their outputs to the existing values, and returns the nodes that write."""
@@ -175,8 +184,7 @@ class TailGraph:
         if not numbers:
             return []
         inside = {number: self._graph.nodes[number].name for number in numbers}
-        definition, of_name = self._definition
-        part = type(definition)(library=definition.library, versions=definition.versions)
+        part = tf.compat.v1.GraphDef(library=self._definition.library, versions=self._definition.versions)
         given: dict[str, Any] = {}
 
         def name_of(tensor: Tensor) -> str:
@@ -193,8 +201,8 @@ class TailGraph:
             node = self._graph.nodes[number]
             inputs = [name_of(tensor) for tensor in node.inputs]
             copied = part.node.add()
-            if name in of_name:
-                copied.CopyFrom(of_name[name])
+            if name in self._of_name:
+                copied.CopyFrom(self._of_name[name])
             else:
                 copied.MergeFromString(node.definition)  # A pass has added it.
             copied.device = ""

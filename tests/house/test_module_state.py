@@ -21,6 +21,7 @@ _START = "it is about the process, before there is a job"
 CHANGES = {
     "ops/transport.py _transports": "children that are forked leave all of them to the parent",
     "ops/transport_functions.py _declared": "a library is declared once",
+    "partition/graph/graph_caches.py _CACHED": "it is the list of cached functions, which is whole after the imports",
     "pipeline/collection.py _open": _OPEN,
     "smp_tf/announce.py _said": "what was said once is not said again",
     "smp_tf/checkpoint/folder_lock.py _held": _CHECKED,

@@ -6,8 +6,10 @@ A failure here after an upgrade of TensorFlow names the piece that changed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.autograph.core import config as autograph_config
+from tensorflow.python.eager import context as eager_context
 from tensorflow.python.ops import gradients_util
 
 from smp_tf.partition import tf_internals
@@ -330,9 +333,31 @@ def test_a_function_written_by_hand_can_be_called_after_it_was_registered() -> N
         node.attr["f"].func.name = definition.signature.name
         return tf.graph_util.import_graph_def(written, {"x:0": x}, ["call:0"], name="")[0]
 
-    tf_internals.register_function(definition)
-    tf_internals.register_function(definition)  # again, which changes nothing
+    first, second = (tf_internals.KeptFunctions([definition]) for _ in range(2))
+    del first
     assert call(tf.constant(2.0)).numpy() == 6.0
+    del second
+    assert not eager_context.context().has_function(definition.signature.name)
+
+
+def test_a_traced_function_outlives_its_graph() -> None:
+    outside = tf.Variable(3.0)
+
+    def body(x: tf.Tensor) -> list[tf.Tensor]:
+        return [x * outside, tf.while_loop(lambda y: y < 100.0, lambda y: [y * 2.0], [x])[0]]
+
+    traced = tf.function(body, autograph=False).get_concrete_function(tf.TensorSpec([], tf.float32))
+    [loop] = [op for op in traced.graph.get_operations() if "While" in op.type]
+    of_loop = traced.graph.as_graph_def().library.function
+    assert loop.get_attr("body").name in [function.signature.name for function in of_loop]
+    function = tf_internals.TracedFunction(traced, tf_internals.KeptFunctions(of_loop))
+    graph = weakref.ref(traced.graph)
+    del traced, loop
+    gc.collect()
+    assert graph() is None
+    assert [value.numpy() for value in function(2.0)] == [6.0, 128.0]
+    assert [value.numpy() for value in tf.function(lambda: function(tf.constant(2.0)))()] == [6.0, 128.0]
+    assert "While" in " ".join(op.type for op in function.graph.get_operations())
 
 
 def test_xla_says_whether_and_why_not_it_can_compile() -> None:

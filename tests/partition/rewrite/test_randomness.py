@@ -36,8 +36,7 @@ def runner(graph: OpGraph) -> Callable[[tuple[int, int]], list[np.ndarray]]:
     sources = tuple(n for n, node in enumerate(graph.nodes) if node.op in SOURCES)
     assert {graph.nodes[n].op for n in sources} <= {ARGUMENT, SEED}
     definition = segment_graph(graph, Segment(Visit(0, 0), nodes, sources, (), (), graph.outputs), ())
-    for function in definition.library.function:
-        tf_internals.register_function(function)
+    called = tf_internals.KeptFunctions(definition.library.function)
     given = {f"{graph.nodes[n].name}:0": graph.nodes[n].op for n in sources}
     wanted = [f"{graph.nodes[t.node].name}:{t.index}" for t in graph.outputs]
 
@@ -48,7 +47,11 @@ def runner(graph: OpGraph) -> Callable[[tuple[int, int]], list[np.ndarray]]:
         mapped = {name: tensor for name, tensor in inputs.items() if name in used}
         return tf.graph_util.import_graph_def(definition, input_map=mapped, return_elements=wanted, name="")
 
-    return lambda seed: [t.numpy() for t in run(tf.constant(seed, tf.int64))]
+    def run_with(seed: tuple[int, int]) -> list[np.ndarray]:
+        assert called is not None
+        return [t.numpy() for t in run(tf.constant(seed, tf.int64))]
+
+    return run_with
 
 
 # --- which ops ------------------------------------------------------------------------------------------------------

@@ -38,8 +38,7 @@ def text(definition: graph_pb2.GraphDef) -> list[str]:
 
 def run(definition: graph_pb2.GraphDef, given: Mapping[str, Any], wanted: list[str]) -> list[np.ndarray]:
     """Import into a function, which captures what is given, and call it."""
-    for function in definition.library.function:
-        tf_internals.register_function(function)
+    called = tf_internals.KeptFunctions(definition.library.function)
 
     @tf.function(autograph=False)
     def imported() -> Any:
@@ -47,7 +46,9 @@ def run(definition: graph_pb2.GraphDef, given: Mapping[str, Any], wanted: list[s
         inputs = {name: tf_internals.capture(graph, tensor) for name, tensor in given.items()}
         return tf.graph_util.import_graph_def(definition, input_map=inputs, return_elements=wanted, name="")
 
-    return [t.numpy() for t in imported()]
+    found = [t.numpy() for t in imported()]
+    del called
+    return found
 
 
 def written_node(b: GraphBuilder, op: str, *inputs: Tensor, control: tuple[int, ...] = ()) -> Tensor:

@@ -132,7 +132,7 @@ def test_ops_that_a_model_makes_itself_are_in_a_block_of_the_partition(init: Cal
 
     step(tf.ones([4, 2]))
     [program] = step._programs.values()
-    graph = program.lowered.graph
+    graph = program.stage_program.split.graph
     placed = {n.op: (graph.calls[n.call].path, graph.calls[n.call].stage) for n in graph.nodes}
     assert placed["Relu"] == ("net/partition_1", 1)
     assert {c.path: c.stage for c in graph.calls if c.path} == {

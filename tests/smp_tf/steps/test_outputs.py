@@ -35,7 +35,7 @@ def described(**options: Any) -> dict[str, OutputDescription]:
     known = program.returned.outputs
     places = [slot.outputs[0] for slot in known.structure.slots]
     by_place = dict(zip(places, known.described, strict=True))
-    return {name: by_place[slot.outputs[0]] for name, slot in program.lowered.results.items()}
+    return {name: by_place[slot.outputs[0]] for name, slot in program.structure.items()}
 
 
 def test_what_does_not_depend_on_the_batch_is_known_when_the_program_is_built(init: Callable[..., None]) -> None:
