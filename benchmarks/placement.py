@@ -104,9 +104,40 @@ def models() -> dict[str, Callable[[], Any]]:
         for name, make in inspect.getmembers(tf_keras.applications, inspect.isfunction)
         if name[0].isupper()
     }
+    made |= {"GPT of 24 blocks": _gpt, "U-Net": _u_net}
     if importlib.util.find_spec("transformers") is not None:
         made |= {name: functools.partial(_of_transformers, *how) for name, how in TRANSFORMERS.items()}
     return made
+
+
+def _gpt() -> Any:
+    """Returns a GPT of 24 blocks, fed with 32 sequences of 256 tokens."""
+    from models import gpt
+
+    size = gpt.Size(depth=24, width=1024, heads=16, length=256, vocabulary=4096, batch=BATCH, tied=0)
+    return gpt.build(tf_keras.Model, size), tf.TensorSpec([BATCH, size.length], tf.int32)
+
+
+def _u_net() -> Any:
+    """Returns a U-Net for images of 128 x 128, with four levels and two convolutions on each way of a level."""
+    layers = tf_keras.layers
+    image = tf_keras.Input((128, 128, 3))
+    x, skipped = image, []
+
+    def convolved(x: Any, channels: int) -> Any:
+        for _ in range(2):
+            x = layers.Conv2D(channels, 3, padding="same", activation="relu")(x)
+        return x
+
+    for channels in (64, 128, 256, 512):
+        x = convolved(x, channels)
+        skipped.append(x)
+        x = layers.MaxPool2D()(x)
+    x = convolved(x, 1024)
+    for channels in (512, 256, 128, 64):
+        x = layers.Conv2DTranspose(channels, 2, strides=2)(x)
+        x = convolved(layers.Concatenate()([skipped.pop(), x]), channels)
+    return tf_keras.Model(image, layers.Conv2D(2, 1)(x), name="u_net")
 
 
 def _of_applications(make: Callable[..., Any]) -> Any:

@@ -6,14 +6,15 @@
 
 The cost of a stage is no cost of one run, so no dynamic program finds the best cuts. This search prices a balance that
 is too bad, first little and then more and more, so that cuts stay where little passes for as long as they can. It
-proves nothing. Costs are those of runs, added up, and shared weights count once for each stage. A tensor that two
-chunks of a stage receive is counted twice. What is found is costed exactly by who asks.
+proves nothing. Costs are those of runs, added up, and shared weights count once for each stage. The first or the last
+user of a shared weight owns it, whichever leaves more room. A tensor that two chunks of a stage receive is counted
+twice. What is found is costed exactly by who asks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from smp_tf.partition.place.placement import Chain, Chunks, Ranks
 from smp_tf.partition.place.run_costs import Array, RunCosts
 from smp_tf.partition.place.solve_chain import earliest_starts
+from smp_tf.partition.units.cost import Weight
 
 Cuts = tuple[int, ...]
 _Places = NDArray[np.int64]
@@ -50,12 +52,35 @@ class Looked:
         sent: bytes sent per step, for each cut.
         step: seconds of a step, for each cut.
         over: by how much each cut exceeds the memory of ranks; infinity where it contradicts what is given.
+        late: for each shared weight, by the order of its users, and each cut whether its last user owns it.
     """
 
     load: Array
     sent: Array
     step: Array
     over: Array
+    late: Sequence[NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Weights that the same units use.
+
+    Args:
+        users: the units.
+        variables: the numbers of the weights.
+        copied: bytes on each stage that uses them.
+        owned: bytes more on the stage that owns them.
+        crossing: bytes that cross per step between the owner and another stage.
+        moved: the same with the bytes that take as long as the messages themselves.
+    """
+
+    users: tuple[int, ...]
+    variables: tuple[int, ...]
+    copied: float
+    owned: float
+    crossing: float
+    moved: float
 
 
 class ChunkSearch:
@@ -67,7 +92,6 @@ class ChunkSearch:
         objective: "memory" or "speed".
         microbatches: per step.
         ranks: how these differ, and what they may need.
-        late: shared variables that their last user owns.
     """
 
     def __init__(
@@ -77,13 +101,13 @@ class ChunkSearch:
         objective: str,
         microbatches: int,
         ranks: Ranks,
-        late: Collection[int] = (),
     ) -> None:
-        self._costs = RunCosts.of(chain, frozenset(late), microbatches)
+        self._costs = RunCosts.of(chain, frozenset(), microbatches)
         self._chunks, self._objective, self._microbatches, self._ranks = chunks, objective, microbatches, ranks
         self._starts = earliest_starts(chain, chunks.placement)
         self._seconds = chain.seconds_per_byte / microbatches
-        self._shared = _shared_bytes(chain)
+        self._limits = np.asarray([math.inf if limit is None else limit for limit in ranks.memory])
+        self._shared = _shared_of(chain)
         #: The first and the last chunk of each run of chunks on one stage.
         self._joined = list(_joined(chunks.placement))
         self._low = _low_places(self._costs, len(chunks.placement))
@@ -118,18 +142,52 @@ class ChunkSearch:
             for held in moments:
                 at_once = sum((kept * stash[:, chunk] for chunk, kept in held.items()), np.zeros(count))
                 stashed[:, stage] = np.maximum(stashed[:, stage], at_once)
-        for users, (copied, crossing) in self._shared.items():
-            twice, sent_twice, moved_twice = self._counted_twice(cuts, np.asarray(users))
-            weights -= copied * twice
-            sent -= crossing * sent_twice
-            moved -= crossing * self._seconds * moved_twice
+        for shared in self._shared:
+            twice, sent_twice, moved_twice = self._counted_twice(cuts, np.asarray(shared.users))
+            weights -= shared.copied * twice
+            sent -= shared.crossing * sent_twice
+            moved -= shared.moved * self._seconds * moved_twice
         memory = weights + stashed
+        late = self._give_owners(cuts, memory)
         time = compute / np.asarray(ranks.speed) + moved / np.asarray(ranks.link)
         slowest = time.max(axis=1)
         step = self._microbatches * slowest + (time.sum(axis=1) - slowest) / chunks.per_stage
-        limits = np.asarray([math.inf if limit is None else limit for limit in ranks.memory])
-        over = np.where(legal, np.maximum(memory - limits, 0.0).max(axis=1), math.inf)
-        return Looked(memory if self._objective == "memory" else time, sent, step, over)
+        over = np.where(legal, np.maximum(memory - self._limits, 0.0).max(axis=1), math.inf)
+        return Looked(memory if self._objective == "memory" else time, sent, step, over, late)
+
+    def late(self, cuts: Cuts) -> frozenset[int]:
+        """Returns the shared variables that their last user owns.
+
+        Args:
+            cuts: the first unit of chunk 1, of chunk 2 and so on.
+        """
+        looked = self.look(np.asarray([cuts], np.int64))
+        return frozenset(
+            variable
+            for shared, late in zip(self._shared, looked.late, strict=True)
+            for variable in (shared.variables if late[0] else ())
+        )
+
+    def _give_owners(self, cuts: _Places, memory: Array) -> list[NDArray[np.bool_]]:
+        """Gives each shared weight to the stage of its first or of its last user, whichever has more room.
+
+        Args:
+            cuts: a row for each.
+            memory: for each row what stages have, where the stage of the first user owns each weight. It is changed.
+
+        Returns:
+            For each shared weight and row whether the last user has it.
+        """
+        rows, placement = np.arange(len(cuts)), np.asarray(self._chunks.placement)
+        room = self._limits if len(set(self._ranks.memory)) > 1 else np.zeros(len(self._limits))
+        given = []
+        for shared in self._shared:
+            first, last = (placement[(cuts <= user).sum(axis=1)] for user in (shared.users[0], shared.users[-1]))
+            memory[rows, first] -= shared.owned
+            late = memory[rows, last] - room[last] < memory[rows, first] - room[first]
+            memory[rows, np.where(late, last, first)] += shared.owned
+            given.append(late)
+        return given
 
     def _counted_twice(self, cuts: _Places, users: _Places) -> tuple[Array, Array, Array]:
         """Returns how often costs of runs count a weight of several units too often.
@@ -153,17 +211,18 @@ class ChunkSearch:
         crosses = np.where(runs[:, None] > 1, runs_of, 0) - np.where(stages[:, None] > 1, runs_of > 0, 0)
         return np.maximum(chunks_of - 1, 0).astype(float), (runs - stages).astype(float), crosses.astype(float)
 
-    def more_even(self, cuts: Cuts) -> Cuts:
+    def more_even(self, starts: Sequence[Cuts]) -> Cuts:
         """Returns cuts whose fullest, or slowest, stage has less.
 
         Args:
-            cuts: cuts to begin with.
+            starts: cuts to begin with. The search goes on from the best of these.
         """
 
         def worst(_: _Places, looked: Looked) -> Array:
             return np.where(looked.over > 0, math.inf, looked.load.max(axis=1))
 
-        return self._improved(cuts, worst)
+        tried = np.asarray(starts, np.int64)
+        return self._improved(starts[int(worst(tried, self.look(tried)).argmin())], worst)
 
     def sends_less(self, starts: Sequence[Cuts], most: float, longest: float, known: Cuts) -> Cuts:
         """Returns the cuts that send the fewest bytes of those that are found, then have the shortest step.
@@ -231,14 +290,23 @@ class ChunkSearch:
         return np.asarray(sorted(place for place in near if 0 < place < self._costs.count), np.int64)
 
 
-def _shared_bytes(chain: Chain) -> dict[tuple[int, ...], tuple[float, float]]:
-    """Returns, by their users, the bytes of copies of shared weights, and the bytes of them that cross per step."""
-    found: dict[tuple[int, ...], tuple[float, float]] = {}
+def _shared_of(chain: Chain) -> list[_Shared]:
+    """Returns the weights that several units use, those with the same users together."""
+    found: dict[tuple[int, ...], list[Weight]] = {}
     for weight in chain.weights:
         if len(weight.users) > 1:
-            copied, crossing = found.get(weight.users, (0.0, 0.0))
-            found[weight.users] = copied + weight.copied, crossing + weight.crossing
-    return found
+            found.setdefault(weight.users, []).append(weight)
+    return [
+        _Shared(
+            users,
+            tuple(weight.variable for weight in weights),
+            sum(weight.copied for weight in weights),
+            sum(weight.stored - weight.copied for weight in weights),
+            sum(weight.crossing for weight in weights),
+            sum(chain.bytes_across(weight) for weight in weights),
+        )
+        for users, weights in sorted(found.items())
+    ]
 
 
 def _joined(placement: Sequence[int]) -> Iterator[tuple[int, int]]:

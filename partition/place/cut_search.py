@@ -3,16 +3,17 @@
     units   u0  u1  u2  u3  u4  u5  u6      best[k][j]: the first j units in k stages, at best
     stages  [───0───]  [──1──]  [──2──]     = min over i of worse(best[k - 1][i], cost of [i, j))
 
-Where two costs count, one after the other, the second decides among the cuts whose first cost is least. Both add up, or
-the larger counts. A better begin is never worse at the end, so this is as exact as with one cost.
+Only runs that are part of a cut within the bounds are looked at. Where two costs count, one after the other, those runs
+are left that are part of a cut whose first cost is least, and the second decides among these.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,28 @@ from numpy.typing import NDArray
 from smp_tf.partition.place.placement import Ranks, step_time
 from smp_tf.partition.place.run_costs import UNREACHABLE, Array, RunCosts
 
+_Places = NDArray[np.int64]
+#: The costs of runs on a stage, from each begin to each end.
+_Costs = Callable[[int, _Places, _Places], Array]
+
 #: How often the slowest stage is given less time, where a cut that sends little makes the step too long.
 _MOST_TIGHTER = 16
 #: The share of rounding errors of sums.
 _ROUNDING = 1e-12
+
+
+class _Runs(NamedTuple):
+    """The runs that a stage may be.
+
+    Args:
+        begins: first units, ascending.
+        ends: the units after the last ones, ascending. They are the first units of the next stage.
+        legal: for each begin and end whether such a run may be the stage.
+    """
+
+    begins: _Places
+    ends: _Places
+    legal: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,10 @@ class Most:
     memory: float = math.inf
     time: float = math.inf
     step: float = math.inf
+
+
+#: The runs of all cuts that count, by stage. Each run is part of such a cut.
+_Ways = list[_Runs]
 
 
 class CutSearch:
@@ -61,17 +84,12 @@ class CutSearch:
         ranks: Ranks,
     ) -> None:
         self._costs = costs
-        self._starts = starts
         self._microbatches = microbatches
+        self._ranks = ranks
+        self._in_flight = in_flight
         self._limits = [UNREACHABLE if limit is None else limit for limit in ranks.memory]
         self._stages = len(in_flight)
-        # Ranks that are alike share an array.
-        speeds = list(zip(ranks.speed, ranks.link, strict=True))
-        time_of = {speed: costs.time(*speed) for speed in set(speeds)}
-        memory_of = {kept: costs.memory(kept) for kept in set(in_flight)}
-        self._time = [time_of[speed] for speed in speeds]
-        self._memory = [memory_of[kept] for kept in in_flight]
-        self._sent = [costs.sent] * self._stages
+        self._any = self._all_ways(starts)
 
     def of_cuts(self, cuts: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Returns the time and memory of every stage.
@@ -79,10 +97,13 @@ class CutSearch:
         Args:
             cuts: first unit of stage 1, of stage 2 and so on.
         """
-        runs = list(enumerate(pairwise((0, *cuts, self._costs.count))))
+        runs = [
+            (stage, np.asarray([begin]), np.asarray([end]))
+            for stage, (begin, end) in enumerate(pairwise((0, *cuts, self._costs.count)))
+        ]
         return (
-            tuple(float(self._time[r][a, b]) for r, (a, b) in runs),
-            tuple(float(self._memory[r][a, b]) for r, (a, b) in runs),
+            tuple(float(self._time(*run)[0, 0]) for run in runs),
+            tuple(float(self._memory(*run)[0, 0]) for run in runs),
         )
 
     def sent(self, cuts: Sequence[int]) -> float:
@@ -108,11 +129,11 @@ class CutSearch:
         Args:
             tolerance: the share by which the fullest stage may have more than the least.
         """
-        cuts = self._minimise(self._memory, np.maximum)
-        if cuts is None:
+        ways = self._within(self._any, Most())
+        if ways is None:
             return None, UNREACHABLE
-        least = max(self.of_cuts(cuts)[1])
-        return self._fastest_within(Most(memory=least * (1 + tolerance))), least
+        least = max(self.of_cuts(self._minimise(self._memory, np.maximum, ways))[1])
+        return self._fastest_within(Most(memory=least * (1 + tolerance)), among=ways), least
 
     def fastest(self, tolerance: float) -> tuple[tuple[int, ...] | None, float]:
         """Returns the cuts with the least step time, then the least memory on the fullest stage; and that time.
@@ -125,10 +146,11 @@ class CutSearch:
             return None, UNREACHABLE
         least = self.step_time(cuts)
         slowest = max(self.of_cuts(cuts)[0]) * (1 + tolerance)
-        lean = self._minimise(self._memory, np.maximum, Most(time=slowest))
-        if lean is None:
+        ways = self._within(self._any, Most(time=slowest))
+        if ways is None:
             return cuts, least
-        lean = self._fastest_within(Most(memory=max(self.of_cuts(lean)[1]))) or cuts
+        leanest = self._minimise(self._memory, np.maximum, ways)
+        lean = self._fastest_within(Most(memory=max(self.of_cuts(leanest)[1]))) or cuts
         return (lean if self.step_time(lean) <= least * (1 + tolerance) else cuts), least
 
     def sends_least(self, most: Most, *, by_step: bool = True) -> tuple[tuple[int, ...] | None, float]:
@@ -142,22 +164,26 @@ class CutSearch:
         Returns:
             The cuts, None where none was found; and the bytes of a step below which no cut within `most` sends.
         """
-        cuts = self._fastest_within(most, as_first=True) if by_step else self._quickest(np.maximum, most, as_first=True)
-        if cuts is None:
+        ways = self._within(self._any, most)
+        if ways is None:
             return None, UNREACHABLE
-        bound = self.sent(cuts)
+        ways, bound = self._that_send_least(ways)
         if not by_step:
-            return cuts, bound
+            return self._minimise(self._time, np.maximum, ways), bound
+        cuts = self._fastest_within(Most(), among=ways)
         for _ in range(_MOST_TIGHTER):
             if cuts is None or self.step_time(cuts) <= most.step:
                 return cuts, bound
             # With no smaller sum of times, the slowest stage must take as much less as the step takes too long.
             times, others = self.of_cuts(cuts)[0], self._microbatches - 1
             slowest = min(math.nextafter(max(times), 0.0), (most.step - sum(times)) / others if others else math.inf)
-            cuts = self._fastest_within(Most(most.memory, slowest, most.step), as_first=True)
+            within = self._within(self._any, Most(most.memory, slowest))
+            if within is None:
+                return None, bound
+            cuts = self._fastest_within(Most(), among=self._that_send_least(within)[0])
         return None, bound
 
-    def _fastest_within(self, most: Most, *, as_first: bool = False) -> tuple[int, ...] | None:
+    def _fastest_within(self, most: Most, *, among: _Ways | None = None) -> tuple[int, ...] | None:
         """Returns the cut with the least sum of times + (microbatches - 1) longest time, within what stages may have.
 
         The search starts at the cut with the least sum. It bounds the longest time lower and lower, until the gain that
@@ -165,27 +191,24 @@ class CutSearch:
 
         Args:
             most: what stages may have. The step may take any time.
-            as_first: whether only cuts that send the fewest bytes count.
+            among: the cuts that count; None for all.
         """
-        evenest = self._quickest(np.maximum, most, as_first=as_first)
-        if evenest is None:
+        ways = self._within(among or self._any, most)
+        if ways is None:
             return None
-        least_sent = self.sent(evenest)
+        evenest = self._minimise(self._time, np.maximum, ways)
         floor = max(self.of_cuts(evenest)[0])
         best, bound = evenest, most.time
-
-        def summed(time: float) -> tuple[int, ...] | None:
-            cuts = self._quickest(np.add, Most(most.memory, time), as_first=as_first)
-            return None if cuts is None or (as_first and self.sent(cuts) > least_sent * (1 + _ROUNDING)) else cuts
-
         # Of the most even cuts, the one with the least sum.
-        even = summed(min(bound, floor * (1 + _ROUNDING)))
-        if even is not None and self.step_time(even) < self.step_time(best):
-            best = even
+        even = self._within(ways, Most(time=min(bound, floor * (1 + _ROUNDING))))
+        if even is not None:
+            cuts = self._minimise(self._time, np.add, even)
+            best = cuts if self.step_time(cuts) < self.step_time(best) else best
         while True:
-            cuts = summed(bound)
-            if cuts is None:
+            ways = self._within(ways, Most(time=bound))
+            if ways is None:
                 return best
+            cuts = self._minimise(self._time, np.add, ways)
             times, _ = self.of_cuts(cuts)
             if self.step_time(cuts) < self.step_time(best):
                 best = cuts
@@ -198,60 +221,113 @@ class CutSearch:
             if others:
                 bound = min(bound, (least - sum(times)) / others)
 
-    def _quickest(self, combine: np.ufunc, most: Most, *, as_first: bool) -> tuple[int, ...] | None:
-        """Returns the cuts with the least time, summed or of the slowest stage; perhaps of those that send least."""
-        if not as_first:
-            return self._minimise(self._time, combine, most)
-        return self._minimise(self._sent, np.add, most, then=(self._time, combine))
-
-    def _minimise(
-        self,
-        costs: Sequence[Array],
-        combine: np.ufunc,
-        most: Most = Most(),
-        then: tuple[Sequence[Array], np.ufunc] | None = None,
-    ) -> tuple[int, ...] | None:
-        """Returns the cuts whose combined cost is least, with every stage within the given bounds.
+    def _minimise(self, costs: _Costs, combine: np.ufunc, ways: _Ways) -> tuple[int, ...]:
+        """Returns the cuts whose combined cost is least.
 
         Args:
-            costs: the cost of every run, on each stage.
+            costs: returns the costs of runs, on a stage.
             combine: np.maximum or np.add.
-            most: what no stage may exceed, besides the limit of its rank.
-            then: the cost that decides where the first is equal, and how it is combined.
+            ways: the cuts that count.
         """
-        count = self._costs.count
-        ends = np.arange(count + 1)
-        best = np.full(count + 1, UNREACHABLE)
-        best[0] = 0.0
-        second = best
+        best = np.zeros(1)
         choices = []
-        for stage in range(self._stages):
-            legal = self._legal(stage, most)
-            total = np.where(legal, combine(best[:, None], costs[stage]), UNREACHABLE)
-            if then is None:
-                choice = total.argmin(axis=0)
-            else:
-                others, joined = then
-                also = np.where(total == total.min(axis=0), joined(second[:, None], others[stage]), UNREACHABLE)
-                choice = also.argmin(axis=0)
-                second = also[choice, ends]
-            best = total[choice, ends]
+        for stage, (begins, ends, legal) in enumerate(ways):
+            total = np.where(legal, combine(best[:, None], costs(stage, begins, ends)), UNREACHABLE)
+            choice = total.argmin(axis=0)
+            best = total[choice, np.arange(len(choice))]
             choices.append(choice)
-        if not np.isfinite(best[count]):
-            return None
-        cuts, end = [], count
-        for choice in reversed(choices[1:]):
-            end = int(choice[end])
-            cuts.append(end)
+        cuts, at = [], 0
+        for stage in range(self._stages - 1, 0, -1):
+            at = int(choices[stage][at])
+            cuts.append(int(ways[stage].begins[at]))
         return tuple(reversed(cuts))
 
-    def _legal(self, stage: int, most: Most) -> NDArray[np.bool_]:
-        """Returns for every run whether it may be a stage."""
-        begins = np.arange(self._costs.count + 1)[:, None]
-        legal = (begins >= self._starts[stage][None, :]) & np.isfinite(self._costs.compute)
-        memory = min(most.memory, self._limits[stage])
-        if memory != UNREACHABLE:
-            legal &= self._memory[stage] <= memory
-        if most.time != UNREACHABLE:
-            legal &= self._time[stage] <= most.time
-        return np.asarray(legal)
+    def _that_send_least(self, ways: _Ways) -> tuple[_Ways, float]:
+        """Returns, of some cuts, those that send the fewest bytes; and these bytes.
+
+        A run is in such a cut where the least that is sent before it, by it and after it adds up to the least of all.
+        """
+        sent = [self._sent(stage, begins, ends) for stage, (begins, ends, _) in enumerate(ways)]
+        before, after = [np.zeros(1)], [np.zeros(1)]
+        for nbytes, (_, _, legal) in zip(sent, ways, strict=True):
+            before.append(np.where(legal, before[-1][:, None] + nbytes, UNREACHABLE).min(axis=0))
+        for nbytes, (_, _, legal) in zip(sent[::-1], ways[::-1], strict=True):
+            after.append(np.where(legal, nbytes + after[-1], UNREACHABLE).min(axis=1))
+        least = float(before[-1][0])
+        most = least + _ROUNDING * max(1.0, abs(least))
+        kept = [
+            _Runs(begins, ends, legal & (before[at][:, None] + nbytes + after[-2 - at] <= most))
+            for at, (nbytes, (begins, ends, legal)) in enumerate(zip(sent, ways, strict=True))
+        ]
+        found = self._within(kept, Most())
+        assert found is not None, "a cut that sends the fewest bytes is one of those that were given"
+        return found, least
+
+    def _all_ways(self, starts: NDArray[np.int64]) -> _Ways:
+        """Returns the runs of all cuts. Each later stage needs a unit, too."""
+        count, last = self._costs.count, self._stages - 1
+        places = [np.arange(stage, count - last + stage) for stage in range(1, self._stages)]
+        places = [np.asarray([0]), *places, np.asarray([count])]
+        return [
+            _Runs(begins, ends, (begins[:, None] >= starts[stage][ends]) & (begins[:, None] < ends))
+            for stage, (begins, ends) in enumerate(pairwise(places))
+        ]
+
+    def _within(self, ways: _Ways, most: Most) -> _Ways | None:
+        """Returns the runs of those of some cuts that keep within bounds; None where no cut does.
+
+        Args:
+            ways: the runs of the cuts.
+            most: what no stage may exceed, besides the limit of its rank. The step may take any time.
+        """
+        found: _Ways = []
+        kept = np.arange(1)
+        for stage, (begins, ends, legal) in enumerate(ways):
+            begins, legal = begins[kept], _rows(legal, kept)
+            memory = min(most.memory, self._limits[stage])
+            if memory != UNREACHABLE:
+                legal = legal & (self._memory(stage, begins, ends) <= memory)
+            if most.time != UNREACHABLE:
+                legal = legal & (self._time(stage, begins, ends) <= most.time)
+            kept = np.flatnonzero(legal.any(axis=0))
+            if not len(kept):
+                return None
+            found.append(_Runs(begins, ends[kept], _rows(legal.T, kept).T))
+        kept = np.arange(1)
+        for stage in range(self._stages - 1, -1, -1):
+            begins, ends, legal = found[stage]
+            legal = _rows(legal.T, kept).T
+            ends, kept = ends[kept], np.flatnonzero(legal.any(axis=1))
+            found[stage] = _Runs(begins[kept], ends, _rows(legal, kept))
+        return found
+
+    def _time(self, stage: int, begins: _Places, ends: _Places) -> Array:
+        """Returns the seconds of runs on a stage, from each begin to each end."""
+        table, ranks = self._costs, self._ranks
+        compute, moved = _part(table.compute, begins, ends), _part(table.moved, begins, ends)
+        return compute / ranks.speed[stage] + moved / ranks.link[stage]
+
+    def _memory(self, stage: int, begins: _Places, ends: _Places) -> Array:
+        """Returns the bytes of runs on a stage, from each begin to each end."""
+        weights, stash = (_part(table, begins, ends) for table in (self._costs.weights, self._costs.stash))
+        return weights + self._in_flight[stage] * stash
+
+    def _sent(self, stage: int, begins: _Places, ends: _Places) -> Array:
+        """Returns the bytes that runs receive per step, from each begin to each end, on any stage."""
+        return _part(self._costs.sent, begins, ends)
+
+
+def _part(table: Array, begins: _Places, ends: _Places) -> Array:
+    """Returns the rows and columns of a table; without a copy where they are neighbours."""
+    if _are_neighbours(begins) and _are_neighbours(ends):
+        return table[begins[0] : begins[-1] + 1, ends[0] : ends[-1] + 1]
+    return table[np.ix_(begins, ends)]
+
+
+def _rows(table: NDArray[np.bool_], kept: _Places) -> NDArray[np.bool_]:
+    """Returns some rows of a table; without a copy where they are neighbours."""
+    return table[kept[0] : kept[-1] + 1] if _are_neighbours(kept) else table[kept]
+
+
+def _are_neighbours(places: _Places) -> bool:
+    return len(places) > 0 and int(places[-1] - places[0]) == len(places) - 1

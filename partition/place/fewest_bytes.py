@@ -3,6 +3,7 @@
     best balanced ──▶ what stages may have: its balance, and a tolerance more
                         ├──▶ solve_chain: the cut of one order within that which sends the fewest bytes, exactly
                         ├──▶ solve_dag: where branches can be next to each other, any placement, or a bound
+                        ├──▶ front_search: where stages have two chunks, the cut at some places that sends the fewest
                         └──▶ chunk_search: where stages have several chunks, cuts that are found, and nothing proved
                       ──▶ of those found the one that sends the fewest bytes, then the one with the shortest step
 
@@ -14,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.asked import Asked, Effort, Placed
 from smp_tf.partition.place.chunk_search import ChunkSearch, Cuts
 from smp_tf.partition.place.cut_search import Most
+from smp_tf.partition.place.front_search import Fronts, FrontSearch
 from smp_tf.partition.place.placement import Placement, Ranks, costed
 from smp_tf.partition.place.solve_chain import chunks_of_cuts, cuts_that_send_least
 from smp_tf.partition.place.solve_chunks import all_placements, looks_at_all
@@ -175,37 +177,41 @@ def _of_all_cuts(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
 
 def _in_chunks(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
     """Returns cuts that send few bytes, where stages have several chunks. Nothing is proved of them."""
-    late = {
-        weight.variable
-        for weight in asked.chain.weights
-        if balanced.owners[weight.variable] != balanced.chunk_of[weight.users[0]]
-    }
-    search = ChunkSearch(asked.chain, asked.chunks, asked.objective, asked.microbatches, asked.ranks, late)
+    chain, chunks, ranks = asked.chain, asked.chunks, asked.ranks
+    search = ChunkSearch(chain, chunks, asked.objective, asked.microbatches, ranks)
+    fronts = None
+    if Fronts.of(chunks.placement) is not None:
+        fronts = FrontSearch(chain, chunks, asked.objective, asked.microbatches, ranks)
 
     def placed(cuts: Cuts) -> Placement:
-        chunk_of = chunks_of_cuts(cuts, len(asked.chain.names))
-        owners = {w.variable: chunk_of[w.users[-1 if w.variable in late else 0]] for w in asked.chain.weights}
-        return costed(asked.chain, chunk_of, owners, asked.microbatches, asked.chunks, asked.ranks)
+        chunk_of, late = chunks_of_cuts(cuts, len(chain.names)), search.late(cuts)
+        owners = {w.variable: chunk_of[w.users[-1 if w.variable in late else 0]] for w in chain.weights}
+        return costed(chain, chunk_of, owners, asked.microbatches, chunks, ranks)
 
-    even = placed(search.more_even(balanced.cuts))
+    known = balanced.cuts
+    even = placed(search.more_even([known, *(fronts.most_even(known) if fronts is not None else ())]))
     if asked.score(even) < asked.score(balanced) and _is_within(asked, even, Most()):
         balanced = even
     best = _offered(asked, balanced)
     most = best.offer.within(asked.objective, effort.tolerance)
     load = most.memory if asked.objective == "memory" else most.time
-    starts = list(dict.fromkeys(cut.cuts for cut in _starts(asked, load)))
+    if fronts is not None:
+        starts = fronts.sends_least(load, balanced.cuts)
+    else:
+        parts = [load * share / chunks.per_stage for share in _SHARES]
+        starts = _of_chunks_alone(asked, parts)
     less = placed(search.sends_less([*starts, balanced.cuts], load, most.step, balanced.cuts))
-    least = placed(search.sends_less(starts[-1:], Most().time, Most().step, less.cuts))
     within = _some(asked, less) if _is_within(asked, less, most) else []
+    least = placed(search.sends_less(_of_chunks_alone(asked, [math.inf]), math.inf, math.inf, less.cuts))
     return _Found(best, [best, *within], _some(asked, least))
 
 
-def _starts(asked: Asked, load: float) -> Iterator[Placement]:
-    """Yields the cuts that would send the fewest bytes if each chunk had a stage for itself, with a part of the load.
+def _of_chunks_alone(asked: Asked, parts: Sequence[float]) -> list[Cuts]:
+    """Returns the cuts that would send the fewest bytes if each chunk had a stage for itself.
 
     Args:
         asked: what is placed.
-        load: what each stage may have of what is balanced.
+        parts: what each of these stages may have of what is balanced, for each cut.
     """
     chunks, ranks = asked.chunks, asked.ranks
     of_chunks = Ranks(
@@ -213,19 +219,15 @@ def _starts(asked: Asked, load: float) -> Iterator[Placement]:
         tuple(ranks.link[stage] for stage in chunks.placement),
         tuple(ranks.memory[stage] for stage in chunks.placement),
     )
-    parts = [load * share / chunks.per_stage for share in _SHARES]
-    bounds = [Most(memory=part) if asked.objective == "memory" else Most(time=part) for part in parts]
     found = cuts_that_send_least(
         asked.chain,
-        [(most, False) for most in (*bounds, Most())],
+        [(Most(memory=part) if asked.objective == "memory" else Most(time=part), False) for part in parts],
         microbatches=asked.microbatches,
         in_flight=chunks.most_of_each,
         ranks=of_chunks,
         placement=chunks.placement,
     )
-    for cut, _ in found:
-        if cut is not None:
-            yield cut
+    return list(dict.fromkeys(cut.cuts for cut, _ in found if cut is not None))
 
 
 def _is_within(asked: Asked, placement: Placement, most: Most) -> bool:

@@ -104,13 +104,13 @@ class IntegerProgram:
         problem = self._problem
         computing = [list(zip(problem["times"], (on[s] for on in self._on), strict=True)) for s in range(self._stages)]
         crossing: dict[tuple[int, tuple[int, ...]], float] = {}
-        for producer, readers, nbytes in problem["flows"]:
+        for producer, readers, _, nbytes in problem["flows"]:
             for ahead in (True, False):
                 consumers = tuple(c for c in readers if (c > producer) == ahead)
                 if consumers:
                     crossing[producer, consumers] = crossing.get((producer, consumers), 0.0) + nbytes
         moved = [(nbytes, self._crossing(*at)) for at, nbytes in crossing.items()]
-        for users, nbytes in self._shared_bytes().items():
+        for users, nbytes in self._shared_bytes(with_messages=True).items():
             moved.append((nbytes / problem["microbatches"], self._shared(users)))
         loads = []
         for s in range(self._stages):
@@ -129,7 +129,7 @@ class IntegerProgram:
         if most["time"] is not None:
             self._within_seconds(most["time"], most["step"])
         crossing: dict[tuple[int, tuple[int, ...]], float] = {}
-        for producer, readers, nbytes in problem["flows"]:
+        for producer, readers, nbytes, _ in problem["flows"]:
             crossing[producer, tuple(readers)] = crossing.get((producer, tuple(readers)), 0.0) + nbytes
         sent = [
             (nbytes, self._without(self._any(readers, s), self._on[producer][s]))
@@ -193,25 +193,29 @@ class IntegerProgram:
         for readers, nbytes in self._problem["stashes"]:
             stashed[tuple(readers)] = stashed.get(tuple(readers), 0.0) + nbytes
         copied: dict[tuple[int, ...], float] = {}
-        for users, stored, copy, _ in self._problem["weights"]:
+        for users, stored, copy, _, _ in self._problem["weights"]:
             copied[tuple(users)] = copied.get(tuple(users), 0.0) + (stored if len(users) == 1 else copy)
         return [
             [(nbytes * self._problem["in_flight"][s], self._any(readers, s)) for readers, nbytes in stashed.items()]
             + [(nbytes, self._any(users, s)) for users, nbytes in copied.items()]
             + [
                 (stored - copy, self._owners(number)[s])
-                for number, (users, stored, copy, _) in enumerate(self._problem["weights"])
+                for number, (users, stored, copy, _, _) in enumerate(self._problem["weights"])
                 if len(users) > 1 and stored > copy
             ]
             for s in range(self._stages)
         ]
 
-    def _shared_bytes(self) -> dict[tuple[int, ...], float]:
-        """Returns the bytes that cross once per step for weights of several units, by these units."""
+    def _shared_bytes(self, *, with_messages: bool = False) -> dict[tuple[int, ...], float]:
+        """Returns the bytes that cross once per step for weights of several units, by these units.
+
+        Args:
+            with_messages: whether bytes count that take as long as the messages themselves.
+        """
         found: dict[tuple[int, ...], float] = {}
-        for users, _, _, crossing in self._problem["weights"]:
+        for users, _, _, crossing, moved in self._problem["weights"]:
             if len(users) > 1:
-                found[tuple(users)] = found.get(tuple(users), 0.0) + crossing
+                found[tuple(users)] = found.get(tuple(users), 0.0) + (moved if with_messages else crossing)
         return found
 
     def _crossing(self, producer: int, consumers: Sequence[int]) -> list[Any]:

@@ -11,6 +11,7 @@ branches, a placement may put one branch next to the other in a way that no cut 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable
@@ -18,9 +19,10 @@ from collections.abc import Iterable
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.place.asked import Asked, Effort, Placed
 from smp_tf.partition.place.fewest_bytes import with_fewest_bytes
-from smp_tf.partition.place.placement import Chain, Chunks, Ranks, in_flight_of
+from smp_tf.partition.place.front_search import Fronts
+from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, in_flight_of
 from smp_tf.partition.place.solve_chain import ChainSolution, solve_chain
-from smp_tf.partition.place.solve_chunks import looks_at_all, solve_chunks
+from smp_tf.partition.place.solve_chunks import LOOKS, looks_at_all, solve_chunks
 from smp_tf.partition.place.solve_dag import solve_dag
 from smp_tf.partition.place.stage_limits import MOST_UNITS, StageLimits
 
@@ -71,7 +73,7 @@ def place(
 def _best_balanced(asked: Asked, effort: Effort) -> Placed:
     """Returns the placement with the best balance that is found."""
     if not asked.chunks.are_stages:
-        return _in_chunks(asked)
+        return _in_chunks(asked, goes_on=effort.tolerance > 0)
     try:
         cut = solve_chain(
             asked.chain,
@@ -96,15 +98,36 @@ def _best_balanced(asked: Asked, effort: Effort) -> Placed:
     return _better_than(cut, asked, effort)
 
 
-def _in_chunks(asked: Asked) -> Placed:
-    """Returns the best cut where stages have several chunks."""
+def _in_chunks(asked: Asked, *, goes_on: bool) -> Placed:
+    """Returns the best cut where stages have several chunks.
+
+    Args:
+        asked: what is placed.
+        goes_on: whether a search for fewer bytes goes on from the cut, which makes it more even first.
+    """
     chain, chunks = asked.chain, asked.chunks
-    cut = solve_chunks(chain, chunks, objective=asked.objective, microbatches=asked.microbatches, ranks=asked.ranks)
+    cut = None
+    if goes_on and Fronts.of(chunks.placement) is not None:
+        # Where the first cuts need too much, others may not.
+        with contextlib.suppress(MemoryLimitError):
+            cut = _cut_into_chunks(asked, 0)
+    cut = cut or _cut_into_chunks(asked, LOOKS)
     score = asked.score(cut)
     bound = _least_possible(asked)
     if not asked.is_by_hand and looks_at_all(chain, chunks) and asked.is_only_order:
         bound = score
     return Placed(cut, None if asked.is_pinned else _gap(score, bound))
+
+
+def _cut_into_chunks(asked: Asked, looks: int) -> Placement:
+    return solve_chunks(
+        asked.chain,
+        asked.chunks,
+        objective=asked.objective,
+        microbatches=asked.microbatches,
+        ranks=asked.ranks,
+        looks=looks,
+    )
 
 
 def _better_than(cut: ChainSolution, asked: Asked, effort: Effort) -> Placed:

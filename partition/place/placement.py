@@ -32,7 +32,9 @@ class Chain:
         flows, stashes, weights: the records of `cost` for these units.
         manual: stage that each unit must be on, or None.
         pinned: chunk that each unit must be in, or None.
-        seconds_per_byte: seconds that the link between two stages takes for a byte.
+        seconds_per_byte: seconds that each end of a message takes for a byte: by the link between two stages, or, where
+            it was measured, of a processor.
+        bytes_per_message: how many bytes take as long as what every message takes besides.
     """
 
     names: tuple[str, ...]
@@ -43,6 +45,7 @@ class Chain:
     manual: tuple[int | None, ...] = ()
     pinned: tuple[int | None, ...] = ()
     seconds_per_byte: float = 0.0
+    bytes_per_message: float = 0.0
 
     @functools.cached_property
     def kept(self) -> dict[Any, object]:
@@ -54,7 +57,7 @@ class Chain:
         cls, names: Sequence[str], costs: Costs, *, manual: Sequence[int | None] = (), pinned: Sequence[int | None] = ()
     ) -> Chain:
         """Returns the chain of a step's units with their estimated costs."""
-        return cls(
+        chain = cls(
             names=tuple(names),
             times=tuple(u.seconds.both for u in costs.units),
             flows=costs.flows,
@@ -64,6 +67,19 @@ class Chain:
             pinned=tuple(pinned),
             seconds_per_byte=1.0 / costs.machine.link,
         )
+        message = costs.machine.message
+        if message is None:
+            return chain
+        byte = message.seconds_per_byte
+        return dataclasses.replace(chain, seconds_per_byte=byte, bytes_per_message=message.seconds / byte)
+
+    def bytes_of(self, flow: Flow) -> float:
+        """Returns the bytes of a tensor that crosses, with those that take as long as the message itself."""
+        return flow.nbytes + self.bytes_per_message
+
+    def bytes_across(self, weight: Weight) -> float:
+        """Returns the bytes of a weight that cross once per step to each copy, with those for the messages."""
+        return weight.crossing + weight.messages * self.bytes_per_message
 
 
 @dataclass(frozen=True)
@@ -294,7 +310,7 @@ def costed(
             {stage_of[c] for c in flow.consumers if c < flow.producer},
         ):
             for stage in (readers | {here}) if readers - {here} else ():
-                moved[stage] += flow.nbytes
+                moved[stage] += chain.bytes_of(flow)
     for stash in chain.stashes:
         for chunk in {chunk_of[reader] for reader in stash.readers}:
             stashed[chunk] += stash.nbytes
@@ -307,7 +323,7 @@ def costed(
         for stage in used:
             memory[stage] += weight.copied
             if len(used) > 1:
-                moved[stage] += weight.crossing / microbatches
+                moved[stage] += chain.bytes_across(weight) / microbatches
     times = tuple(
         seconds / speed + nbytes * chain.seconds_per_byte / link
         for seconds, nbytes, speed, link in zip(computing, moved, ranks.speed, ranks.link, strict=True)

@@ -8,9 +8,9 @@ A column holds all runs that end before unit j + 1, and follows from the column 
 that was made before the run and is read by j is received by exactly those runs that start after its previous reader,
 and so on. Each record of a flow, a stash or a weight changes one slice of the column.
 
-- time: compute, plus bytes received and sent over the link. A tensor that several stages need is
-  received by each; the sender is charged for it once. The values and gradients of weights used on
-  another stage cross once per step.
+- time: compute, plus bytes received and sent. A message may count as some bytes more. A tensor that several stages
+  need is received by each; the sender is charged for it once. The values and gradients of weights used on another stage
+  cross once per step.
 - memory: weights, gradients and slots of the variables it owns, copies of those it only uses, and
   as many stashes as the schedule keeps in flight on that stage.
 - sent: what the run receives from other runs. Over all runs of a cut, that is what they send.
@@ -43,8 +43,10 @@ class RunCosts:
 
     def __init__(self, chain: Chain, late: frozenset[int], microbatches: int) -> None:
         self.count = count = len(chain.names)
-        self.compute = np.full((count + 1, count + 1), UNREACHABLE)
-        self.moved, self.weights, self.stash, self.sent = (np.zeros((count + 1, count + 1)) for _ in range(4))
+        # Columns are written one after the other, so each lies in one piece of memory.
+        shape = count + 1, count + 1
+        self.compute = np.full(shape, UNREACHABLE, order="F")
+        self.moved, self.weights, self.stash, self.sent = (np.zeros(shape, order="F") for _ in range(4))
         joins: list[list[tuple[Array, int, int, float]]] = [[] for _ in range(count)]
         columns = traffic, received, stored, kept = [np.zeros(count) for _ in range(4)]
 
@@ -53,11 +55,12 @@ class RunCosts:
 
         _add_received(chain, received, joins, microbatches)
         for flow in chain.flows:
-            _add_flow(flow, traffic, when)
+            _add_flow(flow, chain.bytes_of(flow), traffic, when)
         for stash in chain.stashes:
             _with_any(kept, stash.readers, stash.nbytes, when)
         for weight in chain.weights:
-            _add_weight(weight, columns, when, is_late=weight.variable in late, microbatches=microbatches)
+            crossing = chain.bytes_across(weight) / microbatches
+            _add_weight(weight, columns, when, is_late=weight.variable in late, crossing=crossing)
         total = np.concatenate([[0.0], np.cumsum(np.asarray(chain.times, np.float64))])
         for end in range(1, count + 1):
             for column, low, high, amount in joins[end - 1]:
@@ -83,23 +86,6 @@ class RunCosts:
         assert isinstance(found, RunCosts)
         return found
 
-    def time(self, speed: float, link: float) -> Array:
-        """Returns the seconds of every run on a rank of a given speed.
-
-        Args:
-            speed: how fast the rank computes, as a multiple of the speed that the costs are for.
-            link: how fast it sends and receives, as a multiple in the same way.
-        """
-        return self.compute / speed + self.moved / link
-
-    def memory(self, in_flight: int) -> Array:
-        """Returns the bytes of every run on a stage that holds a given number of stashes.
-
-        Args:
-            in_flight: the number of stashes.
-        """
-        return self.weights + in_flight * self.stash
-
 
 def _with_any(column: Array, units: Sequence[int], amount: float, when: _When, after: int = -1) -> None:
     """Changes the runs that hold any of the units, and start after `after`."""
@@ -109,8 +95,8 @@ def _with_any(column: Array, units: Sequence[int], amount: float, when: _When, a
             after = unit
 
 
-def _add_flow(flow: Flow, traffic: Array, when: _When) -> None:
-    """Adds the bytes that runs receive and send of one tensor.
+def _add_flow(flow: Flow, nbytes: float, traffic: Array, when: _When) -> None:
+    """Adds the bytes that runs receive and send of one tensor, as many as it counts.
 
     forward   p ──▶ c1 ──▶ c2      received by runs that start after p and hold a reader;
                                    sent by runs that hold p and end before c2
@@ -120,13 +106,13 @@ def _add_flow(flow: Flow, traffic: Array, when: _When) -> None:
     ahead = [c for c in flow.consumers if c > flow.producer]
     behind = [c for c in flow.consumers if c < flow.producer]
     if ahead:
-        _with_any(traffic, ahead, flow.nbytes, when, after=flow.producer)
-        when(flow.producer, traffic, 0, flow.producer + 1, flow.nbytes)
-        when(ahead[-1], traffic, 0, flow.producer + 1, -flow.nbytes)
+        _with_any(traffic, ahead, nbytes, when, after=flow.producer)
+        when(flow.producer, traffic, 0, flow.producer + 1, nbytes)
+        when(ahead[-1], traffic, 0, flow.producer + 1, -nbytes)
     if behind:
-        _with_any(traffic, behind, flow.nbytes, when)
-        when(flow.producer, traffic, 0, behind[-1] + 1, -flow.nbytes)
-        when(flow.producer, traffic, behind[0] + 1, flow.producer + 1, flow.nbytes)
+        _with_any(traffic, behind, nbytes, when)
+        when(flow.producer, traffic, 0, behind[-1] + 1, -nbytes)
+        when(flow.producer, traffic, behind[0] + 1, flow.producer + 1, nbytes)
 
 
 def _add_received(
@@ -159,7 +145,7 @@ def _add_received(
             joins[producer].append((received, 0, after + 1, -nbytes))
 
 
-def _add_weight(weight: Weight, columns: Sequence[Array], when: _When, *, is_late: bool, microbatches: int) -> None:
+def _add_weight(weight: Weight, columns: Sequence[Array], when: _When, *, is_late: bool, crossing: float) -> None:
     """Adds what runs store of a weight, and what crosses of it where several runs use it.
 
     Args:
@@ -167,7 +153,7 @@ def _add_weight(weight: Weight, columns: Sequence[Array], when: _When, *, is_lat
         columns: of traffic, of bytes received, of bytes stored, and of bytes kept.
         when: changes a column when a unit joins.
         is_late: whether its last user owns it, and not its first.
-        microbatches: over which the copies of a step are spread.
+        crossing: bytes per microbatch that it counts between its owner and another stage.
     """
     traffic, _, stored, _ = columns
     first, last = weight.users[0], weight.users[-1]
@@ -177,5 +163,5 @@ def _add_weight(weight: Weight, columns: Sequence[Array], when: _When, *, is_lat
     if len(weight.users) > 1:
         # The owner sends the value and receives the gradient. Each other stage receives the value and sends the
         # gradient.
-        _with_any(traffic, weight.users, weight.crossing / microbatches, when)
-        when(last, traffic, 0, first + 1, -weight.crossing / microbatches)
+        _with_any(traffic, weight.users, crossing, when)
+        when(last, traffic, 0, first + 1, -crossing)

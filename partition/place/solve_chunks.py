@@ -26,7 +26,7 @@ MOST_CUTS = 2_000
 #: By how many units two neighbouring cuts are moved together.
 _BOTH = (-2, -1, 1, 2)
 #: How many cuts are tried from all starts together, the same on every machine. Some hundred units take a second.
-_LOOKS = 3_000
+LOOKS = 3_000
 #: The parts of a rank's limit that each of its chunks may have in the first cuts.
 _SHARES = (1.0, 1.5, 2.0)
 
@@ -40,6 +40,7 @@ def solve_chunks(
     objective: str = "memory",
     microbatches: int = 1,
     ranks: Ranks | None = None,
+    looks: int = LOOKS,
 ) -> Placement:
     """Cuts a chain into chunks, none empty.
 
@@ -49,6 +50,7 @@ def solve_chunks(
         objective: "speed": the seconds of a step; "memory": the bytes of the fullest stage.
         microbatches: per step.
         ranks: how these differ, and what they may need; None where they are alike and may need anything.
+        looks: how many cuts are tried beyond the first ones, where there are too many for all.
 
     Returns:
         The placement.
@@ -71,7 +73,7 @@ def solve_chunks(
         )
     search = _Search(chain, chunks, objective, microbatches, ranks)
     starts = list(dict(_starts(chain, chunks, objective, microbatches, ranks)).items())
-    some = (search.improved(start, _LOOKS // len(starts)) for start in starts)
+    some = (search.improved(start, looks // len(starts)) for start in starts)
     found = search.all_cuts() if looks_at_all(chain, chunks) else some
     (over, _, _), best = min(found, key=_first)
     if over > 0:

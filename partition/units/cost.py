@@ -28,6 +28,23 @@ _SUMMING_OPS = frozenset({"AddN", "ConcatV2", "Identity"})
 
 
 @dataclass(frozen=True, slots=True)
+class MessageCost:
+    """What a message between two processes of one host takes of a processor, at each of its ends.
+
+    Args:
+        seconds: for every message.
+        seconds_per_byte: for every byte. It is more than zero.
+    """
+
+    seconds: float
+    seconds_per_byte: float
+
+    def of(self, nbytes: float) -> float:
+        """Returns the seconds for a message of a size."""
+        return self.seconds + nbytes * self.seconds_per_byte
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Speeds that turn operations and bytes into seconds.
 
@@ -36,12 +53,14 @@ class Machine:
         memory: bytes per second that one process reads or writes.
         link: bytes per second from one process to another.
         op_seconds: seconds to start one op.
+        message: what a message takes of a processor, where that was measured; else None.
     """
 
     flops: float = 5e10
     memory: float = 8e9
     link: float = 4e9
     op_seconds: float = 4e-6
+    message: MessageCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +130,11 @@ class Weight:
     def crossing(self) -> float:
         """Returns the bytes that cross once per step between the owner and another stage: value, and gradient back."""
         return self.value + (self.gradient and self.value)
+
+    @property
+    def messages(self) -> int:
+        """Returns how many messages cross once per step between the owner and another stage."""
+        return 1 + (self.gradient > 0)
 
     @property
     def copied(self) -> float:

@@ -19,7 +19,7 @@ from smp_tf.partition.place.place import place
 from smp_tf.partition.place.placement import Chain, Placement, check_units
 from smp_tf.partition.place.solve_chain import follow_owners
 from smp_tf.partition.place.solve_dag import MOST_CHOICES
-from smp_tf.partition.plan.plan import Plan, Terms, make_plan
+from smp_tf.partition.plan.plan import Plan, Terms, as_seconds, make_plan
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.recompute import needed_again
 from smp_tf.partition.units.units import Unit, dependences, ordered_by_chunk
@@ -160,6 +160,12 @@ def _reasons(graph: OpGraph, plan: Plan, found: _Solution, request: PlacementReq
         yield f"the times of {known} of the {len(units)} units are by measured ones of {which}"
     elif known:
         yield f"the times are measured ones, of {known} of the {len(units)} units"
+    message = costs.machine.message
+    if message is not None and plan.stages > 1:
+        yield (
+            f"a message takes {as_seconds(message.seconds)} of the processors of both its ranks, and "
+            f"{as_seconds(message.seconds_per_byte * 2**20)} for each MiB, as measured: that is part of a stage's time"
+        )
     if costs.alone != (1.0, 1.0):
         forward, backward = (f"{share:.0%}" for share in costs.alone)
         yield (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split, Transfer
-from smp_tf.partition.units.cost import Costs
+from smp_tf.partition.units.cost import Costs, MessageCost
 from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.planner.memory_forecast import batch_bytes
 from smp_tf.pipeline.planner.request import PlacementRequest
@@ -48,7 +48,8 @@ def timeline_of(
     ranks, samples = request.hardware.ranks or Ranks.alike(plan.stages), request.course.samples
     program, edges = plan_program(split, plan.schedule, plan.microbatches), edges_of(split)
     program, _ = add_stage_tasks(split, program, _stage_tasks(plan, split, request), samples=samples)
-    times, seconds = _chunk_times(plan, units, costs, ranks), _message_seconds(plan, costs, split, samples, ranks)
+    times = _chunk_times(plan, units, costs, ranks, _handled(costs.machine.message, split, samples))
+    seconds = _message_seconds(plan, costs, split, samples, ranks)
     once = priced(program, _prices(program, costs, split, request, ranks))
     if costs.alone == (1.0, 1.0):
         return simulate(program, times, edges, comm=seconds, once=once)
@@ -56,8 +57,18 @@ def timeline_of(
     return simulate_on_hosts(program, times, edges, sharing, comm=seconds, once=once)
 
 
-def _chunk_times(plan: Plan, units: Sequence[Unit], costs: Costs, ranks: Ranks) -> list[ChunkTimes]:
-    """Returns how long the tasks of each chunk take for one microbatch."""
+def _chunk_times(
+    plan: Plan, units: Sequence[Unit], costs: Costs, ranks: Ranks, handled: Mapping[tuple[int, bool], float]
+) -> list[ChunkTimes]:
+    """Returns how long the tasks of each chunk take for one microbatch.
+
+    Args:
+        plan: where the units are.
+        units: of the step.
+        costs: costs of the units.
+        ranks: how these differ.
+        handled: seconds for messages of a chunk, forward or not.
+    """
     placement = plan.placement
     forward, inputs, weights = ([0.0] * len(placement) for _ in range(3))
     for cost, chunk in zip(costs.units, plan.chunks_of(units), strict=True):
@@ -65,11 +76,43 @@ def _chunk_times(plan: Plan, units: Sequence[Unit], costs: Costs, ranks: Ranks) 
         forward[chunk] += cost.seconds.forward / speed
         inputs[chunk] += cost.input_gradient_seconds / speed
         weights[chunk] += cost.weight_gradient_seconds / speed
+    for (chunk, is_forward), seconds in handled.items():
+        (forward if is_forward else inputs)[chunk] += seconds / ranks.link[placement[chunk]]
     return [ChunkTimes(*each) for each in zip(forward, inputs, weights, strict=True)]
 
 
+def _handled(message: MessageCost | None, split: Split, samples: int) -> dict[tuple[int, bool], float]:
+    """Returns the processor's seconds for messages of a microbatch, by chunk and whether they are part of forward.
+
+    Args:
+        message: what a message takes at each of its ends; None where that was not measured.
+        split: the step, cut.
+        samples: of a microbatch.
+    """
+    found: dict[tuple[int, bool], float] = {}
+    if message is None:
+        return found
+    for transfer in split.transfers:
+        if transfer.once_per_step or transfer.tensor is None:
+            continue
+        seconds = message.of(split.graph.type_of(transfer.tensor).nbytes(samples))
+        for chunk, sweep in ((transfer.src_chunk, transfer.src_sweep), (transfer.dst_chunk, transfer.dst_sweep)):
+            found[chunk, not sweep] = found.get((chunk, not sweep), 0.0) + seconds
+    return found
+
+
 def _message_seconds(plan: Plan, costs: Costs, split: Split, samples: int, ranks: Ranks) -> Mapping[int, float]:
-    """Returns how long each message takes, by its edge."""
+    """Returns how long each message is on its way, by its edge.
+
+    Where it is known what messages take of a processor, this is part of the tasks that make and need them. Only a sum,
+    which is sent once per step, is part of no task.
+    """
+    message = costs.machine.message
+    if message is not None:
+        return {
+            t.index: 2 * message.of(split.graph.type_of(t.tensor).nbytes(samples)) if t.is_sum and t.tensor else 0.0
+            for t in (*split.transfers, *split.handed_on)
+        }
 
     def link(transfer: Transfer) -> float:
         ends = plan.placement[transfer.src_chunk], plan.placement[transfer.dst_chunk]

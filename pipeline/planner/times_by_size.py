@@ -29,11 +29,14 @@ class UnitTimes:
         seconds: seconds forward and backward of a microbatch, by unit; empty where nothing was measured.
         sizes: the samples of the measured microbatches, where this size was not measured.
         alone: the share of these times that a unit takes, forward and backward, while the other ranks of the host wait.
+        message: the processor's seconds at each end of a message between two ranks of a host, and those for every byte;
+            None where they were not measured.
     """
 
     seconds: Times = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     alone: tuple[float, float] = (1.0, 1.0)
+    message: tuple[float, float] | None = None
 
 
 def other_sizes(sizes: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
-from smp_tf.partition.units.cost import Costs, estimate, with_measured
+from smp_tf.partition.units.cost import Costs, Machine, MessageCost, estimate, with_measured
 from smp_tf.partition.units.recompute import group_units, with_recompute
 from smp_tf.partition.units.units import AFTER_MODEL, Unit, build_units
 from smp_tf.pipeline.planner.request import PlacementRequest
@@ -66,7 +66,7 @@ def costs_in_order(
         # While it is not decided which variables a stage gets, shares count as equal.
         slots=request.storage.slots / request.storage.slot_shares,
         microbatches=request.course.microbatches,
-        machine=request.hardware.machine,
+        machine=_machine_of(request),
         unknown=request.course.samples,
     )
     costs = costs.on_host(gradients=request.storage.gradients_on_host, slots=request.storage.slots_on_host)
@@ -75,6 +75,14 @@ def costs_in_order(
         groups = groups or group_units(costs, max(request.course.chunks.in_flight) / request.course.stages)
         costs = with_recompute(costs, graph, units, groups)
     return costs, known
+
+
+def _machine_of(request: PlacementRequest) -> Machine | None:
+    """Returns the speeds that costs go by. Messages between hosts do not cost what those within one do."""
+    machine, message, ranks = request.hardware.machine, request.times.message, request.hardware.ranks
+    if message is None or (ranks is not None and len(set(ranks.hosts)) > 1):
+        return machine
+    return dataclasses.replace(machine or Machine(), message=MessageCost(*message))
 
 
 def pins(units: Sequence[Unit], owners: Mapping[int, int]) -> list[int | None]:

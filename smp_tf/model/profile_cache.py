@@ -1,6 +1,6 @@
 """Keeps measured times for the next run, in a file for each model, size of microbatch and machine.
 
-    ~/.cache/smp_tf/profiles/4-a07e…-3f9c….json    moved or turned off by SMP_TF_PROFILES
+    ~/.cache/smp_tf/profiles/5-a07e…-3f9c….json    moved or turned off by SMP_TF_PROFILES
                              │ │     └ graph, samples, machine
                              │ └ form: some of what is the same for microbatches of all sizes; models may share it
                              └ version of the fields
@@ -30,7 +30,7 @@ from smp_tf.partition.plan.json_record import record_from
 #: The environment variable that names another folder, or says "off".
 FOLDER_VARIABLE = "SMP_TF_PROFILES"
 #: Version of the fields of a file.
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ class Profile:
         units: seconds forward and backward of each unit, by name.
         alone: the share of these times that units take, forward and backward, while the other processes of the host
             wait; above 0, at most 1.
+        message: seconds that a message between two of these processes takes of a processor at each of its ends, and
+            those for every byte; empty where no two processes measured.
     """
 
     format: int
@@ -103,6 +105,7 @@ class Profile:
     hardware: MeasuredHardware
     units: dict[str, tuple[float, ...]]
     alone: tuple[float, ...]
+    message: tuple[float, ...] = ()
 
     @property
     def times(self) -> dict[str, tuple[float, float]]:
@@ -114,6 +117,14 @@ class Profile:
         """Returns the share of their times that units take alone, forward and backward."""
         forward, backward = self.alone
         return forward, backward
+
+    @property
+    def message_seconds(self) -> tuple[float, float] | None:
+        """Returns the seconds of a message at each of its ends, and those for every byte; None where none are known."""
+        if not self.message:
+            return None
+        message, byte = self.message
+        return message, byte
 
 
 def this_hardware(processes: int = 1) -> MeasuredHardware:
@@ -208,6 +219,10 @@ class ProfileCache:
                 raise PlacementError("A unit must have two times, neither of them negative.")
             if len(found.alone) != 2 or not all(0.0 < share <= 1.0 for share in found.alone):
                 raise PlacementError("What units take alone must be two shares, above 0 and at most 1.")
+            if found.message and not (
+                len(found.message) == 2 and found.message[0] >= 0.0 < found.message[1] < math.inf
+            ):
+                raise PlacementError("What a message takes must be two times, neither negative, the second above 0.")
         except (OSError, ValueError, PlacementError) as error:
             self._damaged(path, str(error))
             return None

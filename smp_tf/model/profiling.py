@@ -8,6 +8,7 @@ unit 0 measured             unit 1 measured       at the same time, as they run 
 unit 0 measured                                   alone, as they run while the other one waits: the dearest units only
                             unit 1 measured
 unit 2 ...                  unit 3 ...
+messages to each other      messages to each other    pairs of ranks of a host, at the same time
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from smp_tf.announce import announce
 from smp_tf.errors import PlacementError, StepError
 from smp_tf.job import runtime
 from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json
+from smp_tf.job.program_numbers import agree_on_number
 from smp_tf.model.profile_cache import (
     FORMAT,
     MeasuredHardware,
@@ -45,6 +47,7 @@ from smp_tf.partition.split.split import Split
 from smp_tf.partition.units.cost import Costs, estimate
 from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.measure.made_up import Surroundings
+from smp_tf.pipeline.measure.message_time import seconds_of_messages
 from smp_tf.pipeline.measure.profile import ReadyUnit, make_ready
 from smp_tf.pipeline.planner.cut import cut_into_units
 from smp_tf.steps.options import StepOptions
@@ -72,11 +75,14 @@ class Measurement:
     Args:
         times: times of units while all other ranks of the host run units, too.
         alone: the share of these times that units take, forward and backward, while the other ranks of a host wait.
+        message: the processor's seconds that a message between two ranks of a host takes at each of its ends, and those
+            for every byte; None where no host has two ranks of a replica.
         failed: why other units have no times.
     """
 
     times: Times
     alone: tuple[float, float] = (1.0, 1.0)
+    message: tuple[float, float] | None = None
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -112,6 +118,7 @@ def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) 
     known = _known_or_measured(model.name, traced, tensors, samples)
     per_sample = {name: (ahead / samples, back / samples) for name, (ahead, back) in known.times.items()}
     model._smp_store.measured, model._smp_store.alone = per_sample, known.alone
+    model._smp_store.message = known.message
 
 
 def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tensor], samples: int) -> Measurement:
@@ -158,11 +165,12 @@ def find(
         if found is None:
             found = cache.find(subject, kind)
             troubles += [cache.trouble] if cache.trouble else []
-    known = broadcast_json(found and [found.times, found.alone], 0, name=f"profiling model {model!r}")
+    known = broadcast_json(found and [found.times, found.alone, found.message], 0, name=f"profiling model {model!r}")
     if known is None:
         return None, troubles
-    times, (forward, backward) = known
-    return Measurement({name: (ahead, back) for name, (ahead, back) in times.items()}, (forward, backward)), troubles
+    times, (forward, backward), message = known
+    in_pairs = {name: (ahead, back) for name, (ahead, back) in times.items()}
+    return Measurement(in_pairs, (forward, backward), tuple(message) if message else None), troubles
 
 
 def hardware_alike(here: MeasuredHardware, processes: int) -> list[MeasuredHardware]:
@@ -193,7 +201,7 @@ def new_profile(model: str, subject: Subject, hardware: MeasuredHardware, found:
         hardware: the hardware that it was measured on.
         found: the measurement of all units.
     """
-    return Profile(FORMAT, model, subject, hardware, dict(found.times), found.alone)
+    return Profile(FORMAT, model, subject, hardware, dict(found.times), found.alone, found.message or ())
 
 
 def measure(
@@ -234,11 +242,57 @@ def measure(
             lambda done: progress(done, rounds),
             failed,
         )
+    message = measure_messages(what)
     said = allgather_json(failed, name=what)
     in_order = {unit.name: found.times[unit.name] for unit in units if unit.name in found.times}
     return dataclasses.replace(
-        found, times=in_order, failed={name: why for reasons in said for name, why in reasons.items()}
+        found, times=in_order, message=message, failed={name: why for reasons in said for name, why in reasons.items()}
     )
+
+
+def measure_messages(what: str) -> tuple[float, float] | None:
+    """Measures messages between ranks of a host, in pairs at the same time. Every rank of the job must call it.
+
+    Args:
+        what: words for what is done, the same on all ranks.
+
+    Returns:
+        The seconds at each end of a message, and those for every byte: the median over the ranks that measured. None
+        where no host has two ranks of a replica.
+    """
+    topology = runtime.current().topology
+    if topology.size == 1:
+        return None
+    members = topology.members(CommGroup.MP_GROUP)
+    own = None
+    if len(members) > 1:
+        program = agree_on_number(f"{what}: messages")
+        barrier(name=what)
+        peer = pairs_on_hosts(members, topology.hosts).get(topology.rank)
+        own = seconds_of_messages(topology.rank, peer, program) if peer is not None else None
+    found = [pair for pair in allgather_json(own, name=what) if pair is not None]
+    if not found:
+        return None
+    return statistics.median(pair[0] for pair in found), statistics.median(pair[1] for pair in found)
+
+
+def pairs_on_hosts(members: Sequence[int], hosts: Sequence[str]) -> dict[int, int]:
+    """Returns for ranks of a replica another one on the same host, in pairs. The last of an odd number has none.
+
+    Args:
+        members: world ranks of the replica.
+        hosts: the host of every world rank.
+
+    Example:
+        >>> pairs_on_hosts([0, 1, 2, 3, 4], ["a", "a", "a", "b", "b"])
+        {0: 1, 1: 0, 3: 4, 4: 3}
+    """
+    found: dict[int, int] = {}
+    for host in dict.fromkeys(hosts):
+        here = [rank for rank in members if hosts[rank] == host]
+        for one, other in zip(here[::2], here[1::2], strict=False):
+            found |= {one: other, other: one}
+    return found
 
 
 def measure_in_rounds(

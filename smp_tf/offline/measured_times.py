@@ -61,13 +61,14 @@ class KnownTimes:
             where = _where(hardware)
             if subject in here and not self._of_all_sizes:
                 self._tell(f"times as measured on {where}; --static ignores them")
-                return UnitTimes(here[subject].times, alone=here[subject].shares_alone)
+                kept_here = here[subject]
+                return UnitTimes(kept_here.times, alone=kept_here.shares_alone, message=kept_here.message_seconds)
             sizes = {of.samples: profile for of, profile in here.items() if of == self._subject(model, of.samples)}
             if len(sizes) > 1:
                 self._tell_sizes(samples, sizes, where)
                 nearest = sizes[min(sizes, key=lambda size: (abs(size - samples), size))]
                 times = times_for(samples, {size: profile.times for size, profile in sizes.items()})
-                return dataclasses.replace(times, alone=nearest.shares_alone)
+                return dataclasses.replace(times, alone=nearest.shares_alone, message=nearest.message_seconds)
             alone += [f"{size} samples on {where}" for size in sizes]
         if alone:
             self._tell(

@@ -147,9 +147,9 @@ def _times_of(models: Sequence[SplitModel], samples: int) -> UnitTimes:
         for model in models
         for name, (forward, backward) in model._smp_store.measured.items()
     }
-    return UnitTimes(
-        measured, alone=_mean_of([model._smp_store.alone for model in models if model._smp_store.measured])
-    )
+    stores = [model._smp_store for model in models if model._smp_store.measured]
+    message = next((store.message for store in stores if store.message is not None), None)
+    return UnitTimes(measured, alone=_mean_of([store.alone for store in stores]), message=message)
 
 
 def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -48,6 +48,8 @@ class VariableStore:
         self.measured: dict[str, tuple[float, float]] = {}
         #: The share of these times that a unit takes while the other ranks of the host wait.
         self.alone: tuple[float, float] = (1.0, 1.0)
+        #: The processor's seconds for a message between two ranks of a host, and for every byte, if they were measured.
+        self.message: tuple[float, float] | None = None
 
     def __len__(self) -> int:
         return len(self._states)

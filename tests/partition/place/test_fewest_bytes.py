@@ -257,7 +257,9 @@ def test_costs_of_many_cuts_at_once_are_those_of_each(chunks: Chunks, objective:
     looked = search.look(np.asarray([*cuts, (3, 3, 4)]))
     for at, own in enumerate(cuts):
         chunk_of = [sum(cut <= unit for cut in own) for unit in range(9)]
-        made = costed(chain, chunk_of, {}, 4, chunks)
+        late = search.late(own)
+        owners = {w.variable: chunk_of[w.users[-1 if w.variable in late else 0]] for w in chain.weights}
+        made = costed(chain, chunk_of, owners, 4, chunks)
         assert looked.load[at] == pytest.approx(made.memory if objective == "memory" else made.times)
         assert looked.sent[at] == pytest.approx(4 * sent_bytes(chain, made.stage_of, 4))
         assert looked.step[at] == pytest.approx(made.score("speed", 4))

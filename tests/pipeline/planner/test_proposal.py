@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.place.trade import Offer, Trade
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner.cut import cut
+from smp_tf.pipeline.planner.proposal import _best_of
 from smp_tf.pipeline.planner.request import Aim, Course, Fixed, Hardware, PlacementRequest, Storage
 from smp_tf.pipeline.schedules.schedule import IN_ORDER
 from tests.partition.op_graph_builder import chain_of_dense
@@ -182,3 +186,33 @@ class TestSmallerMicrobatches:
 
     def test_a_batch_has_a_sample_for_each(self) -> None:
         assert "microbatches" not in self.said(1_000.0)
+
+
+def of_shape(balanced: float, taken: float, sent: float) -> Plan:
+    """A plan that has given up some balance."""
+    trade = Trade(0.05, Offer(balanced, 100.0, 1.0), Offer(taken, sent, 1.0), Offer(taken, sent, 1.0))
+    return cast(Plan, SimpleNamespace(trade=trade))
+
+
+@pytest.mark.parametrize(
+    ("plans", "scores", "tolerance", "wanted"),
+    [
+        # The second shape has a better balance, and the first one is too far from it to send less.
+        ([of_shape(100, 104, 10), of_shape(90, 94, 20)], [104, 94], 0.05, 1),
+        # It is near enough.
+        ([of_shape(92, 94, 10), of_shape(90, 94, 20)], [94, 94], 0.05, 0),
+        # Of equal bytes the better score.
+        ([of_shape(92, 94, 20), of_shape(90, 93, 20)], [94, 93], 0.05, 1),
+        # Scores are those of plans that are cut, and may all be beyond what the best balance allows.
+        ([of_shape(90, 95, 10), of_shape(90, 94.9, 20)], [99, 98], 0.05, 1),
+        # Without a tolerance: the simplest shape within 1 % of the best score.
+        ([of_shape(90, 90, 30), of_shape(90, 90, 10)], [90.8, 90], 0.0, 0),
+        ([of_shape(90, 90, 30), of_shape(90, 90, 10)], [91.0, 90], 0.0, 1),
+        # So it is where one of the plans leaves no choice.
+        ([of_shape(90, 90, 30), cast(Plan, SimpleNamespace(trade=None))], [90.8, 90], 0.05, 0),
+    ],
+)
+def test_of_shapes_that_are_nearly_as_good_the_one_that_sends_least(
+    plans: list[Plan], scores: list[float], tolerance: float, wanted: int
+) -> None:
+    assert _best_of(plans, scores, tolerance) == wanted

@@ -12,7 +12,7 @@ from smp_tf.model.profile_cache import FORMAT, MeasuredHardware, Profile, Profil
 
 HERE = MeasuredHardware("a processor", 2, 1, 0, True, 2, "2.21.0")
 NET = Subject("f" * 64, "a" * 64, 4)
-PROFILE = Profile(FORMAT, "net", NET, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)}, (1.0, 0.75))
+PROFILE = Profile(FORMAT, "net", NET, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)}, (1.0, 0.75), (1e-5, 2e-10))
 
 
 def found(cache: ProfileCache, **other: object) -> Profile | None:
@@ -29,6 +29,8 @@ def test_a_profile_is_found_as_it_was_kept(tmp_path: Path) -> None:
     assert found(ProfileCache(tmp_path / "new" / "folder")) == PROFILE
     assert PROFILE.times == {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)}
     assert PROFILE.shares_alone == (1.0, 0.75)
+    assert PROFILE.message_seconds == (1e-5, 2e-10)
+    assert dataclasses.replace(PROFILE, message=()).message_seconds is None
     # No unfinished file is left beside it.
     assert list(path.parent.iterdir()) == [path]
 
@@ -61,12 +63,15 @@ def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> No
         (lambda text: text.replace("0.25", "NaN"), "neither of them negative"),
         (lambda text: text.replace("0.5", "NaN", 1), "neither of them negative"),
         (lambda text: text.replace("0.25,", ""), "must have two times"),
-        (lambda text: text.replace('"format": 4', '"format": 5'), "of another version"),
+        (lambda text: text.replace('"format": 5', '"format": 6'), "of another version"),
         (lambda text: text.replace("0.75", "0.0"), "two shares, above 0 and at most 1"),
         (lambda text: text.replace("0.75", "1.5"), "two shares, above 0 and at most 1"),
         (lambda text: text.replace("0.75", "NaN"), "two shares, above 0 and at most 1"),
         (lambda text: text.replace("0.75", "0.75, 0.75"), "two shares, above 0 and at most 1"),
         (lambda text: text.replace('"cores": 2', '"cores": 3'), "of another model or machine"),
+        (lambda text: text.replace("1e-05", "-1.0"), "two times, neither negative"),
+        (lambda text: text.replace("2e-10", "0.0"), "two times, neither negative"),
+        (lambda text: text.replace("2e-10", "2e-10, 1.0"), "two times, neither negative"),
         (lambda text: json.dumps({**json.loads(text), "more": 1}), "Unknown: 'more'"),
     ],
 )

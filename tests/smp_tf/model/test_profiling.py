@@ -11,7 +11,7 @@ import pytest
 from smp_tf.job import runtime
 from smp_tf.model import profiling
 from smp_tf.model.profile_cache import MeasuredHardware
-from smp_tf.model.profiling import hardware_alike, measure_in_rounds, shares, shares_alone
+from smp_tf.model.profiling import hardware_alike, measure_in_rounds, pairs_on_hosts, shares, shares_alone
 from smp_tf.partition.units.cost import Machine, estimate
 from smp_tf.partition.units.units import build_units
 from tests.partition.op_graph_builder import chain_of_dense
@@ -85,3 +85,8 @@ def test_nobody_measures_alone_while_another_makes_or_measures_a_unit(monkeypatc
     assert rounds_of(1, 2, 3, monkeypatch) == "m0 | M0 | | M0 | m1 | M1 | | M1 | | M1 | | M1 |"
     # A rank of a host with fewer: what it measures beside nobody says nothing of sharing.
     assert rounds_of(0, 1, 1, monkeypatch, local_size=1) == "m0 | M0 | | |"
+
+
+def test_ranks_of_a_host_measure_messages_in_pairs() -> None:
+    assert pairs_on_hosts([0, 2, 4], ["a", "a", "a", "b", "a", "b"]) == {0: 2, 2: 0}
+    assert pairs_on_hosts([1, 3], ["a", "a", "b", "b"]) == {}

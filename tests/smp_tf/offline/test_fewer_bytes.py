@@ -70,3 +70,57 @@ def test_a_gpt_is_cut_between_its_blocks(pipeline: str) -> None:
 def test_a_small_gpt_is_cut_between_its_blocks() -> None:
     made = planned(blocks(8, 32, 16, 2), 32, partitions=2, balance_tolerance=0.1)
     require_whole_blocks(made)
+
+
+def image_net() -> tf_keras.Model:
+    """A small network with residual connections."""
+    image = tf_keras.Input((32, 32, 3))
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(image)
+    for number in range(6):
+        channels, strides = 16 << (number // 2), 1 + number % 2
+        y = layers.Conv2D(channels, 3, strides=strides, padding="same", activation="relu")(x)
+        y = layers.Conv2D(channels, 3, padding="same")(y)
+        x = layers.Conv2D(channels, 1, strides=strides)(x) + y
+    x = layers.GlobalAveragePooling2D()(x)
+    return tf_keras.Model(image, layers.Dense(10)(x), name="image_net")
+
+
+#: Settings, and the first units of all chunks but the first, as they were before fewer bytes were searched for.
+BALANCED: dict[str, tuple[Callable[[], Any], list[tuple[dict[str, Any], list[int]]]]] = {
+    "gpt": (
+        blocks(8, 32, 16, 2),
+        [
+            ({"partitions": 2}, [38]),
+            ({"partitions": 2, "optimize": "speed"}, [51]),
+            ({"partitions": 4}, [13, 34, 59]),
+            ({"partitions": 4, "optimize": "speed"}, [26, 51, 76]),
+            ({"partitions": 2, "pipeline": "zb_v"}, [12, 34, 58]),
+            ({"partitions": 3, "contiguous": False}, [23, 50]),
+        ],
+    ),
+    "image net": (
+        image_net,
+        [
+            ({"partitions": 2}, [9]),
+            ({"partitions": 2, "optimize": "speed"}, [10]),
+            ({"partitions": 4}, [1, 5, 13]),
+            ({"partitions": 4, "optimize": "speed"}, [3, 9, 16]),
+            ({"partitions": 2, "pipeline": "zb_v", "optimize": "speed"}, [2, 5, 14]),
+            ({"partitions": 2, "pipeline": "interleaved_1f1b"}, [4, 9, 12]),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "asked"), BALANCED.values(), ids=BALANCED.keys())
+def test_with_a_tolerance_of_0_the_best_balance_is_taken(
+    function: Callable[[], Any], asked: list[tuple[dict[str, Any], list[int]]]
+) -> None:
+    with offline():
+        model = OfflineModel(function, batch_size=32)
+        for settings, wanted in asked:
+            config = check_config({"microbatches": 4, "balance_tolerance": 0.0, **settings}, "a test")
+            plan = model.plan(config, proof_seconds=0.0).plan
+            chunks = list(plan.units.values())
+            assert [chunks.index(chunk) for chunk in range(1, max(chunks) + 1)] == wanted, settings
+            assert plan.trade is None
