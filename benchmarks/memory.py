@@ -3,10 +3,10 @@
     python benchmarks/memory.py
     python benchmarks/memory.py --models gpt,digits --pipelines interleaved --partitions 4 --json memory.json
 
-The models are those of the forecast's tests, and both of the first examples, with larger batches. Each is trained for
-seven steps, and the fullest of the last five counts. The allocator of a CPU counts tensors of 256 KiB and more. So the
-models have larger ones. The figures are not the memory of the processes: each takes 500 MiB besides. One process
-accumulates the same microbatches.
+The models are those of the forecast's tests, both of the first examples, with larger batches, and one of each family of
+tf_keras.applications at two sizes. Each is trained for seven steps, and the fullest of the last five counts. The
+allocator of a CPU counts tensors of 256 KiB and more. So the models have larger ones. The figures are not the memory of
+the processes: each takes 500 MiB besides. One process accumulates the same microbatches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from harness.report import MIB
 from rich.console import Console
 from rich.table import Table
 
-MODELS = ("gpt", "conv", "mlp", "deep", "lstm", "resnet50", "digits", "language_model")
+#: One of each family of `tf_keras.applications`, and other models whose memory is not mostly weights and activations.
+FAMILIES = (
+    *("recommender", "unet3d", "bilstm", "convnext", "densenet", "efficientnet", "efficientnet_v2"),
+    *("inception_resnet_v2", "inception_v3", "mobilenet", "mobilenet_v2", "mobilenet_v3", "nasnet", "regnet_x"),
+    *("regnet", "resnet", "resnet_rs", "resnet_v2", "vgg", "xception"),
+)
+MODELS = (
+    *("gpt", "conv", "mlp", "deep", "lstm", "resnet50", "digits", "language_model"),
+    *FAMILIES,
+    *(f"{name}_large" for name in FAMILIES),
+)
 PIPELINES = ("simple", "interleaved", "zb_h1")
 
 

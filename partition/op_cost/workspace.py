@@ -20,6 +20,7 @@ _PLACE_BYTES = 8
 #: Types whose convolutions oneDNN computes without copies.
 _ONEDNN_DTYPES = frozenset({"float32", "bfloat16", "half"})
 _CONVOLUTION_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv2DBackpropInput"})
+_KERNEL_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 #: Bytes of the processor's last-level cache, which TensorFlow fills with patches of images.
 _CACHE_BYTES = 32 * 2**20
 
@@ -36,11 +37,36 @@ def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
     if node.op == "MaxPoolGrad":
         # A second copy of the maxima, and where each was found.
         return inputs[1].nbytes(unknown) + _PLACE_BYTES * int(elements(inputs[1], unknown))
+    if node.op in _KERNEL_GRADIENTS and (own := _grouped(node, inputs, unknown)):
+        return own
     if node.op in _CONVOLUTION_GRADIENTS and inputs[2].dtype not in _ONEDNN_DTYPES:
         return _patches(node, inputs, unknown)
     if node.op == "Einsum":
         return _einsum(attributes(node)["equation"].s.decode() if node.definition else "", inputs, node, unknown)
     return 0
+
+
+def _grouped(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:
+    """Returns the bytes that XLA takes for the gradient of the kernel of a grouped convolution; 0 for one group.
+
+    On a processor only XLA computes it. Where each group has one channel and gives one, XLA computes the gradient of a
+    kernel that connects all channels, and then a copy of it in which all but the groups' numbers are 0. For wider
+    groups it puts what it reads and what it gives into another order.
+    """
+    channels = _channels(node, inputs[0])
+    *window, taken, given = node.outputs[0].shape or ()
+    if channels is None or taken is None or given is None or None in window or channels <= taken:
+        return 0
+    kernel = node.outputs[0].nbytes(unknown)
+    if taken == 1 and given == channels:
+        return 2 * channels * kernel
+    return inputs[0].nbytes(unknown) + inputs[2].nbytes(unknown) + kernel
+
+
+def _channels(node: Node, images: TensorType) -> int | None:
+    """Returns how many channels images have; None where this is not known."""
+    order = attributes(node)["data_format"].s.decode() if node.definition else ""
+    return images.shape[1 if order.startswith("NC") else -1] if images.shape else None
 
 
 def _patches(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:

@@ -27,6 +27,9 @@ _ROUNDED_UP = 14
 #: How many tensors of a weight's size an optimizer has at once while it updates the weight. Adam has two; others have
 #: more or fewer.
 _TENSORS_OF_UPDATE = 2
+#: How many slots are copied at once while a sparse gradient is added to them. After rows of a variable were changed,
+#: TensorFlow copies the variable whenever the whole of it is read or changed. It changes as many at once as ops run.
+_COPIES_OF_SLOTS = 2
 
 
 def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:
@@ -85,13 +88,29 @@ def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: 
             other, and may all be under way.
     """
     comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
+    dense, sparse = _updated(stage, done)
+    # Rows that were touched several times are added up first, and then scaled.
+    rows = _TENSORS_OF_UPDATE * max(0, row.gradient_bytes - sum(dense)) if sparse else 0
+    # Without slots, only these rows of the weight are changed.
+    sparse = sparse if row.slot_bytes else []
     if in_buckets:
-        return row.gradient_bytes + comes
-    owners = done.assignment.owners
-    trained = {g.variable: owner for g in done.graph.gradients if (owner := owners[g.variable]) is not None}
-    here = [variable for variable, chunk in trained.items() if done.placement[chunk] == stage]
-    made = _TENSORS_OF_UPDATE * most_at_once(done.graph.variables[variable].type.nbytes(1) for variable in here)
-    return min(row.gradient_bytes, made) + comes
+        made = row.gradient_bytes + _TENSORS_OF_UPDATE * sum(sparse)
+    elif sparse:
+        made = _TENSORS_OF_UPDATE * most_at_once(dense + sparse)
+    else:
+        made = min(sum(dense), _TENSORS_OF_UPDATE * most_at_once(dense))
+    return made + rows + _COPIES_OF_SLOTS * max(sparse, default=0) + comes
+
+
+def _updated(stage: int, done: Split) -> tuple[list[int], list[int]]:
+    """Returns the bytes of the weights that a stage updates: those with dense and those with sparse gradients."""
+    owners, graph = done.assignment.owners, done.graph
+    found: tuple[list[int], list[int]] = ([], [])
+    for gradient in graph.gradients:
+        owner = owners[gradient.variable]
+        if owner is not None and done.placement[owner] == stage:
+            found[len(gradient.tensors) > 1].append(graph.variables[gradient.variable].type.nbytes(1))
+    return found
 
 
 def rounding_bytes(comes_and_goes: int) -> int:

@@ -41,10 +41,8 @@ def test_every_model_of_the_tests_is_measured() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            ["--models", "gpt,vgg"],
-            "models are gpt, conv, mlp, deep, lstm, resnet50, digits, language_model. Received: vgg",
-        ),
+        (["--models", "gpt,alexnet"], "models are gpt, conv, mlp, deep, lstm, resnet50, digits, language_model, recom"),
+        (["--models", "gpt,alexnet"], "Received: alexnet"),
         (["--pipelines", "fast"], "pipelines are simple, interleaved, zb_h1. Received: fast"),
         (["--partitions", "1"], "--partitions is 2 or more; one process is measured beside it. Received: 1"),
     ],

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_keras
 from tf_keras import layers
 
+from tests.distributed.memory_families import FAMILIES
 from tests.distributed.models import (
     Batch,
     Block,
@@ -170,4 +171,4 @@ MODELS: dict[str, ZooModel] = {
         _entry("digits", digits, _digits, form="subclass"),
         _entry("language_model", language_model, _tokens(64, 100, 256), form="subclass"),
     )
-}
+} | FAMILIES

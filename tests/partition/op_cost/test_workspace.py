@@ -59,3 +59,23 @@ def test_a_convolution_that_onednn_has_not_writes_patches(dtype: str, images: di
     # Those of an image: 9 numbers per position and channel.
     one = 64 * 64 * 9 * 32 * 8
     assert {name: workspace(graph, graph.nodes[t.node]) // one for name, t in of.items()} == images
+
+
+@pytest.mark.parametrize(
+    ("taken", "given", "own"),
+    [
+        # Seen: 220.5 MiB for 768 groups. A kernel for all channels, and a copy of it.
+        (1, 768, 2 * 49 * 768 * 768 * 4),
+        # Two numbers of each group: what is read and what is given, in another order.
+        (1, 1536, 4 * (4 * 4 * 768 + 4 * 4 * 1536 + 49 * 1536)),
+        (24, 888, 4 * (4 * 4 * 768 + 4 * 4 * 888 + 49 * 24 * 888)),
+        # One group.
+        (768, 768, 0),
+    ],
+)
+def test_the_gradient_of_a_grouped_kernel_is_made_in_another_form_first(taken: int, given: int, own: int) -> None:
+    b = GraphBuilder()
+    x, sizes, dy = b.argument((4, 2, 2, 768)), b.argument((4,), "int32"), b.argument((4, 2, 2, given))
+    made = b.add("Conv2DBackpropFilter", x, sizes, dy, shape=(7, 7, taken, given))
+    graph = b.graph(made)
+    assert workspace(graph, graph.nodes[made.node]) == own

@@ -12,7 +12,7 @@ from smp_tf.pipeline.planner.memory_forecast import optimizer_bytes, with_exact_
 from smp_tf.pipeline.planner.proposal import propose
 from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
-from tests.partition.op_graph_builder import chain_of_dense
+from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 from tests.partition.uses_on_host import with_on_host
 
 TWO = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
@@ -68,3 +68,21 @@ def test_with_replicas_all_weights_may_be_under_way() -> None:
     one, two = (with_exact_transfers(plan, cut(graph, plan), each).forecast[0].working_bytes for each in (TWO, request))
     # Six gradients of 256 KiB for four, and a fourteenth.
     assert two - one == pytest.approx(2 * (1 + 1 / 14) * 2**18, abs=2)
+
+
+@pytest.mark.parametrize(("slots", "tables"), [(2.0, 4), (0.0, 0)])
+def test_slots_of_a_table_with_sparse_gradients_are_copied_whole(slots: float, tables: int) -> None:
+    """Bug: a table whose gradient has few rows was taken to need no more than these rows while it is updated."""
+    b = GraphBuilder()
+    table = b.variable("net/table", (1000, 64))
+    rows, ids = b.argument((8, 64)), b.argument((8,), "int32")
+    layer = b.call("net/table", b.call("net"))
+    used = b.add("ResourceGather", table, ids, call=layer, shape=(8, 64))
+    values = b.add("Mul", rows, used, call=layer, shape=(8, 64))
+    b.gradient(table, values, ids, b.add("Const", call=layer, shape=(2,), dtype="int64"))
+    graph = b.graph(values)
+    request = PlacementRequest(Course("simple", 1, 2), Storage(slots=slots), Aim("memory"))
+    plan = propose(graph, request, {})
+    made = optimizer_bytes(0, plan.forecast[0], cut(graph, plan), in_buckets=False)
+    # Besides it, rows are added up and scaled.
+    assert made == tables * 1000 * 64 * 4 + 2 * plan.forecast[0].gradient_bytes
