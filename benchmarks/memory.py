@@ -5,8 +5,8 @@
 
 The models are those of the forecast's tests, both of the first examples, with larger batches, and one of each family of
 tf_keras.applications at two sizes. Each is trained for seven steps, and the fullest of the last five counts. The
-allocator of a CPU counts tensors of 256 KiB and more. So the models have larger ones. The figures are not the memory of
-the processes: each takes 500 MiB besides. One process accumulates the same microbatches.
+allocator of a CPU counts tensors of 256 KiB and more, which are the "counted" part of a forecast. The figures are not
+the memory of the processes: each takes 500 MiB besides. One process accumulates the same microbatches.
 """
 
 from __future__ import annotations
@@ -81,18 +81,20 @@ def measure(given: argparse.Namespace, say: Callable[[str], None]) -> list[dict[
 def table_of(rows: Sequence[dict[str, Any]], about: str) -> Table:
     """Returns the forecast and the peak of every rank, and the peak as a share of one process's."""
     shown = Table(title=about, title_justify="left")
-    for name in ("model", "schedule", "rank", "forecast MiB", "peak MiB", "forecast / peak", "peak / one process"):
+    forecast = ("forecast MiB", "counted MiB", "peak MiB", "counted / peak")
+    for name in ("model", "schedule", "rank", *forecast, "peak / one process"):
         shown.add_column(name, justify="left" if name in ("model", "schedule") else "right", no_wrap=True)
     for row in rows:
         for rank, found in enumerate(row["ranks"]):
-            stored = found["forecast"]["stored_bytes"]
+            stored, counted = found["forecast"]["stored_bytes"], found["counted"]
             shown.add_row(
                 "" if rank else row["model"],
                 "" if rank else row["pipeline"],
                 str(rank),
                 f"{stored / MIB:,.1f}",
+                f"{counted / MIB:,.1f}",
                 f"{found['peak'] / MIB:,.1f}",
-                f"{stored / found['peak']:.2f}",
+                f"{counted / found['peak']:.2f}",
                 f"{found['peak'] / row['whole']:.2f}",
                 end_section=rank == len(row["ranks"]) - 1,
             )

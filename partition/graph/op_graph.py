@@ -65,21 +65,24 @@ class TensorType:
         """Returns whether every dimension is known."""
         return self.shape is not None and all(d is not None for d in self.shape)
 
-    def nbytes(self, unknown: int = 1) -> int:
+    def nbytes(self, unknown: int = 1, least: int = 0) -> int:
         """Returns the bytes of a tensor of this type, each unknown dimension counted as `unknown`.
 
         Args:
             unknown: length assumed for dimensions that are not known.
+            least: smaller tensors count as 0 bytes.
 
         Returns:
             Bytes. Those of a list of tensors are those of its entries; handles and other variants have 0.
         """
         if self.entry is not None:
-            return self.entries * self.entry.nbytes(unknown)
+            return self.entries * self.entry.nbytes(unknown, least)
         item = item_bytes(self.dtype)
         if self.shape is None:
-            return item * unknown
-        return item * math.prod(unknown if d is None else d for d in self.shape)
+            count = item * unknown
+        else:
+            count = item * math.prod(unknown if d is None else d for d in self.shape)
+        return count if count >= least else 0
 
 
 @functools.cache

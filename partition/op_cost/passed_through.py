@@ -42,7 +42,8 @@ def _of_call(library: bytes, op: str, attrs: Any, depth: int) -> dict[int, int]:
 @graph_cache(1024)
 def _of_function(library: bytes, name: str, depth: int) -> dict[int, int]:
     function = functions(library).get(name)
-    if function is None or depth > MAX_DEPTH:
+    # XLA copies what it passes through.
+    if function is None or depth > MAX_DEPTH or function.attr["_XlaMustCompile"].b:
         return {}
     arguments = {argument.name: index for index, argument in enumerate(function.signature.input_arg)}
     nodes = {node.name: node for node in function.node_def}

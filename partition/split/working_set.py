@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from smp_tf.partition.graph.graph_caches import graph_cache
 from smp_tf.partition.graph.node_def import MAX_DEPTH, attributes, bodies, functions
@@ -79,6 +80,7 @@ def working_set(
     seconds: Sequence[float],
     summed: Iterable[Tensor] = (),
     unknown: int = 1,
+    least: int = 0,
 ) -> int:
     """Returns the most bytes that a segment's own tensors take at once.
 
@@ -88,6 +90,7 @@ def working_set(
         seconds: how long each node of the graph takes.
         summed: outputs that are added to a sum at once, and so are not kept to the end.
         unknown: length assumed for dimensions that are known only when the step runs.
+        least: smaller tensors count as 0 bytes.
 
     Returns:
         Bytes, without those of the segment's inputs and of variables.
@@ -96,7 +99,7 @@ def working_set(
     after = _after(graph, segment.nodes, dict(segment.after))
     late = _late(graph, segment.nodes, after, seconds, kept)
     seconds = [took * (_LATE if number in late else 1.0) for number, took in enumerate(seconds)]
-    run = _Run(graph, segment.nodes, seconds, kept, unknown, 0)
+    run = _Run(graph, segment.nodes, seconds, kept, _Counting(unknown, least), 0)
     run.to_end(after)
     return run.most
 
@@ -165,6 +168,26 @@ def _late(
     )
 
 
+class _Counting(NamedTuple):
+    """How bytes are counted.
+
+    Attributes:
+        unknown: length assumed for dimensions that are known only when the step runs.
+        least: smaller tensors count as 0 bytes.
+    """
+
+    unknown: int
+    least: int
+
+    def of(self, kind: TensorType) -> int:
+        """Returns the bytes of a tensor."""
+        return kind.nbytes(self.unknown, self.least)
+
+    def large(self, count: int) -> int:
+        """Returns the bytes that an op takes for itself, or 0 where they are few."""
+        return count if count >= self.least else 0
+
+
 class _Run:
     """Simulates nodes that run, some at the same time, and counts the bytes of their tensors.
 
@@ -173,7 +196,7 @@ class _Run:
         nodes: those that run.
         seconds: how long each node of the graph takes.
         kept: tensors that still exist at the end.
-        unknown: length assumed for dimensions that are not known.
+        counting: how bytes are counted.
         depth: number of calls and loops around them.
     """
 
@@ -183,11 +206,11 @@ class _Run:
         nodes: Sequence[int],
         seconds: Sequence[float],
         kept: Collection[Tensor],
-        unknown: int,
+        counting: _Counting,
         depth: int,
     ) -> None:
         self._graph, self._nodes, self._seconds = graph, nodes, seconds
-        self._unknown, self._depth = unknown, depth
+        self._counting, self._depth = counting, depth
         self._root = memory_roots(graph, nodes)
         self._size: dict[Tensor, int] = {}
         self._readers = Counter(self._memory(tensor) for n in nodes for tensor in graph.nodes[n].inputs)
@@ -228,13 +251,13 @@ class _Run:
         """Adds the bytes that a node makes and those that it takes for itself, and returns the latter."""
         node = self._graph.nodes[number]
         own = (
-            _in_functions(self._graph, node, self._unknown, self._depth)
+            _in_functions(self._graph, node, self._counting, self._depth)
             if node.op in FUNCTION_OPS
-            else workspace(self._graph, node, self._unknown)
+            else self._counting.large(workspace(self._graph, node, self._counting.unknown))
         )
         made = self._made(number)
         for tensor in made:
-            self._size[tensor] = self._graph.type_of(tensor).nbytes(self._unknown)
+            self._size[tensor] = self._counting.of(self._graph.type_of(tensor))
         if node.op in IN_PLACE_OPS and made:
             # An input that nothing else reads gives its memory to the output.
             for source in map(self._memory, node.inputs):
@@ -263,7 +286,7 @@ class _Run:
         return [tensor for index in outputs if (tensor := Tensor(number, index)) not in self._root]
 
 
-def _in_functions(graph: OpGraph, node: Node, unknown: int, depth: int) -> int:
+def _in_functions(graph: OpGraph, node: Node, counting: _Counting, depth: int) -> int:
     """Returns the most bytes that the functions of a node have at once, besides their results."""
     if not node.definition or depth > MAX_DEPTH:
         return 0
@@ -280,7 +303,7 @@ def _in_functions(graph: OpGraph, node: Node, unknown: int, depth: int) -> int:
     called = [name for name in bodies(attributes(node)) if name in known]
     ahead = min(_AHEAD, turns_at_once(node) - 1, trips - 1) if node.op in LOOP_OPS else 0
     return max(
-        (_in_function(graph.library, name, given, node.outputs, trips, ahead, unknown, depth) for name in called),
+        (_in_function(graph.library, name, given, node.outputs, trips, ahead, counting, depth) for name in called),
         default=0,
     )
 
@@ -301,18 +324,18 @@ def _in_function(
     results: tuple[TensorType, ...],
     trips: int,
     ahead: int,
-    unknown: int,
+    counting: _Counting,
     depth: int,
 ) -> int:
     """Returns the most bytes that a function has at once besides its results, with `ahead` turns of a loop."""
     body = function_graph(library, name, given, results, trips)
     nodes = range(len(given), len(body.nodes))
-    run = _Run(body, nodes, node_seconds(body, unknown=unknown), set(body.outputs), unknown, depth + 1)
+    run = _Run(body, nodes, node_seconds(body, unknown=counting.unknown), set(body.outputs), counting, depth + 1)
     run.to_end(_after(body, nodes, {}))
-    return run.most - run.in_use + ahead * _added_up(body, len(given), unknown)
+    return run.most - run.in_use + ahead * _added_up(body, len(given), counting)
 
 
-def _added_up(body: OpGraph, given: int, unknown: int) -> int:
+def _added_up(body: OpGraph, given: int, counting: _Counting) -> int:
     """Returns the bytes that a turn of a loop adds to sums for which no op of the next turn waits."""
     root = memory_roots(body, range(given, len(body.nodes)))
     added = 0
@@ -320,5 +343,5 @@ def _added_up(body: OpGraph, given: int, unknown: int) -> int:
         node = body.nodes[root.get(tensor, tensor).node]
         sources = [root.get(source, source) for source in node.inputs]
         if node.op in _ADDING_OPS and Tensor(index, 0) in sources:
-            added += sum(body.type_of(source).nbytes(unknown) for source in sources if source.node >= given)
+            added += sum(counting.of(body.type_of(source)) for source in sources if source.node >= given)
     return added

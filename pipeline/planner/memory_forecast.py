@@ -32,13 +32,14 @@ _TENSORS_OF_UPDATE = 2
 _COPIES_OF_SLOTS = 2
 
 
-def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:
+def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest, least: int = 0) -> Plan:
     """Returns the plan with the stash, transfers and working sets of its real cut in place of the estimates.
 
     Args:
         plan: the plan.
         done: the step, cut by the plan.
         request: the request that the plan was made for.
+        least: smaller tensors that come and go count as 0 bytes.
     """
     samples = request.course.samples
     program, edges = plan_program(done, plan.schedule, plan.microbatches), edges_of(done)
@@ -48,33 +49,33 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
     times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
     # The faster stage decides where a message lies. Where the times are estimates, the stages may also be equally fast.
     possible = [times] if request.times.seconds else [times, [ChunkTimes() for _ in times]]
-    held = step_memory(done, program, edges, possible, samples)
-    batch = batch_bytes(done.graph, plan.microbatches, samples)
+    held = step_memory(done, program, edges, possible, samples, least)
+    batch = batch_bytes(done.graph, plan.microbatches, samples, least)
     # Where nothing is averaged, as in an evaluation, no memory is counted for it.
     averaging = request.storage.averaging_bytes if done.graph.gradients and not request.storage.gradients_on_host else 0
     exact = []
     for stage, row in enumerate(plan.forecast):
-        made = optimizer_bytes(stage, row, done, in_buckets=request.storage.replicas > 1)
+        made = optimizer_bytes(stage, row, done, in_buckets=request.storage.replicas > 1, least=least)
         exact.append(_exact(stage, row, done, held[stage], made, batch, samples))
     more = {Use.TRANSPORT: averaging}
     forecast = tuple(dataclasses.replace(row, memory=row.memory + more) for row in exact)
     return dataclasses.replace(plan, forecast=forecast)
 
 
-def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
+def batch_bytes(graph: OpGraph, microbatches: int, samples: int, least: int = 0) -> int:
     """Returns the bytes of the batch, which is in memory over the whole step.
 
     Args:
         graph: one microbatch of the step.
         microbatches: per step.
         samples: samples of a microbatch, where the graph does not say their number.
+        least: smaller tensors of the batch count as 0 bytes.
     """
-    return microbatches * sum(
-        kind.nbytes(samples) for node in graph.nodes if node.op == ARGUMENT for kind in node.outputs
-    )
+    kinds = (kind for node in graph.nodes if node.op == ARGUMENT for kind in node.outputs)
+    return sum(count for kind in kinds if (count := microbatches * kind.nbytes(samples)) >= least)
 
 
-def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: bool) -> int:
+def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: bool, least: int = 0) -> int:
     """Returns the bytes that the optimizer needs when the passes are done, besides the gradients.
 
     These are averages, and temporaries for the weights that it updates at a time. By then it is done with the gradients
@@ -86,9 +87,10 @@ def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: 
         done: the step, cut.
         in_buckets: whether gradients are averaged over replicas. Then updates of different buckets do not wait for each
             other, and may all be under way.
+        least: smaller weights count as 0 bytes.
     """
     comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
-    dense, sparse = _updated(stage, done)
+    dense, sparse = ([size for size in sizes if size >= least] for sizes in _updated(stage, done))
     # Rows that were touched several times are added up first, and then scaled.
     rows = _TENSORS_OF_UPDATE * max(0, row.gradient_bytes - sum(dense)) if sparse else 0
     # Without slots, only these rows of the weight are changed.

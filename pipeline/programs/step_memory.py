@@ -57,6 +57,7 @@ def step_memory(
     edges: Sequence[Edge],
     times: Sequence[Sequence[ChunkTimes]],
     samples: int = 1,
+    least: int = 0,
 ) -> tuple[StepMemory, ...]:
     """Returns what the stages of a cut step hold at their fullest.
 
@@ -67,11 +68,12 @@ def step_memory(
         times: how long the tasks of each chunk take, in any one unit. Where this is unknown, there are several
             candidates. For every stage, those count with which it holds the most.
         samples: samples of a microbatch, where the graph does not say their number.
+        least: smaller tensors count as 0 bytes.
 
     Returns:
         One entry for each stage, without weights, slots, the stage's own sums of gradients and the batch.
     """
-    stages = _stages(split, program.stages, samples)
+    stages = _stages(split, program.stages, samples, least)
     timelines = [simulate(program, each, edges).spans for each in times]
     held = [
         [stage.fullest(own, read) for stage, own in zip(stages, spans, strict=True)]
@@ -99,9 +101,9 @@ def memory_over_step(
     return tuple(stage.moments(own, read) for stage, own in zip(stages, timeline.spans, strict=True))
 
 
-def _stages(split: Split, count: int, samples: int) -> list[_Stage]:
+def _stages(split: Split, count: int, samples: int, least: int = 0) -> list[_Stage]:
     seconds = node_seconds(split.graph, unknown=samples)
-    return [_Stage(split, stage, seconds, samples) for stage in range(count)]
+    return [_Stage(split, stage, seconds, samples, least) for stage in range(count)]
 
 
 #: When each sent tensor is first read, by transfer and microbatch.
@@ -163,11 +165,12 @@ class _Stage:
         stage: which stage.
         seconds: how long each node of the step takes.
         samples: length assumed for dimensions that are not known.
+        least: smaller tensors count as 0 bytes.
     """
 
-    def __init__(self, split: Split, stage: int, seconds: Sequence[float], samples: int) -> None:
+    def __init__(self, split: Split, stage: int, seconds: Sequence[float], samples: int, least: int) -> None:
         self._graph = split.graph
-        self._samples = samples
+        self._samples, self._least = samples, least
         self._segments = split.segments_of(stage)
         self._transfers = {t.index: t for t in split.transfers if not t.once_per_step}
         self._sums = {t.index: t.tensor for t in split.transfers if t.is_sum and t.tensor is not None}
@@ -177,7 +180,7 @@ class _Stage:
         summed = [t for o in split.outputs if o.is_summed for t in o.summands or (o.tensor,)]
         self._summed = frozenset(summed)
         self._working = {
-            when: working_set(split.graph, segment, seconds, summed, samples)
+            when: working_set(split.graph, segment, seconds, summed, samples, least)
             for when, segment in self._segments.items()
         }
 
@@ -199,7 +202,7 @@ class _Stage:
         within = {use: [0] * (len(spans) + 1) for use in _Use}
         behind = {use: [0] * (len(spans) + 1) for use in _Use}
         for tensor, life in self._lives(all_spans, read):
-            nbytes = self._graph.type_of(tensor).nbytes(self._samples)
+            nbytes = self._graph.type_of(tensor).nbytes(self._samples, self._least)
             # A tensor counts in every task that ends after it came and begins before it went, and between tasks.
             for changes, first, last in (
                 (within, bisect_right(ends, life.begin), bisect_left(begins, life.end)),

@@ -15,7 +15,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,10 +77,13 @@ class Expected:
     Args:
         seconds: of a step.
         is_measured: whether they come from measured times of layers, at least in part.
+        counted: the bytes of each stage's forecast that the allocator of a processor counts, which are those of large
+            tensors; () on a GPU, where it counts all.
     """
 
     seconds: float
     is_measured: bool
+    counted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,12 +170,14 @@ def render(
     if all(measured.peak is None for measured in found.values()):
         return _step_in_words(seconds, expected)
     table = Table(title="memory after the first steps", title_justify="left", expand=False)
-    for column in ("rank", "stage", "forecast", "measured at most"):
+    counted = expected.counted if expected is not None else ()
+    for column in ("rank", "stage", "forecast", *["of it counted"] * bool(counted), "measured at most"):
         table.add_column(column, justify="right")
     for stage, (rank, measured) in enumerate(found.items()):
         row = with_slots(plan.forecast[stage], measured.slots)
         peak = "not counted" if measured.peak is None else as_bytes(measured.peak)
-        table.add_row(str(rank), str(stage), as_bytes(row.device_bytes), peak)
+        large = [as_bytes(counted_of(plan, counted, stage, measured.slots))] if counted else []
+        table.add_row(str(rank), str(stage), as_bytes(row.device_bytes), *large, peak)
     text = io.StringIO()
     Console(file=text, width=width).print(table)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
@@ -185,6 +190,20 @@ def _step_in_words(seconds: float, expected: Expected | None) -> str:
         return words
     source = "by the times of its layers" if expected.is_measured else "estimated; model.profile measures its layers"
     return f"{words}; forecast: {expected.seconds:.3g} s, {source}"
+
+
+def counted_of(plan: Plan, counted: Sequence[int], stage: int, slots: int) -> int:
+    """Returns the bytes of a stage's forecast that the allocator counts, with the optimizer's real slots.
+
+    Args:
+        plan: with the forecast of every stage.
+        counted: the bytes of each stage that are counted, with the slots of the plan.
+        stage: which stage.
+        slots: bytes of the real slots.
+    """
+    row = plan.forecast[stage]
+    changed = with_slots(row, slots)
+    return min(changed.device_bytes, counted[stage] + changed.device_bytes - row.device_bytes)
 
 
 def with_slots(row: StageForecast, slots: int) -> StageForecast:

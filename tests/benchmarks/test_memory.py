@@ -15,8 +15,8 @@ ROWS = [
         "pipeline": "simple",
         "whole": 200 * MIB,
         "ranks": [
-            {"forecast": {"stored_bytes": 110 * MIB}, "peak": 100 * MIB},
-            {"forecast": {"stored_bytes": 1080 * MIB}, "peak": 1200 * MIB},
+            {"forecast": {"stored_bytes": 120 * MIB}, "counted": 110 * MIB, "peak": 100 * MIB},
+            {"forecast": {"stored_bytes": 1080 * MIB}, "counted": 1080 * MIB, "peak": 1200 * MIB},
         ],
     }
 ]
@@ -26,8 +26,8 @@ def test_the_table_has_the_forecast_and_one_process_beside_what_was_counted() ->
     from memory import table_of
 
     assert printed(table_of(ROWS, "about")) == [
-        ["gpt", "simple", "0", "110.0", "100.0", "1.10", "0.50"],
-        ["", "", "1", "1,080.0", "1,200.0", "0.90", "6.00"],
+        ["gpt", "simple", "0", "120.0", "110.0", "100.0", "1.10", "0.50"],
+        ["", "", "1", "1,080.0", "1,080.0", "1,200.0", "0.90", "6.00"],
     ]
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf.collectives.horovod import averaging_bytes
+from smp_tf.job.exchange import broadcast_json
 from smp_tf.keras.optimizer_reports import slot_bytes_here
 from smp_tf.planning import first_steps
 from tests.distributed.cases.equality import make_model
@@ -30,8 +31,8 @@ def forecast_and_measured(model: str) -> dict[str, Any]:
         model: its name among the models whose memory is measured.
 
     Returns:
-        The forecast of this rank by name, and bytes in use between steps and at most, in the fullest of several
-        steps and in the middle one, as TensorFlow's allocator counts them.
+        The forecast of this rank by name, the part of it that is counted, and bytes in use between steps and at most,
+        in the fullest of several steps and in the middle one, as TensorFlow's allocator counts them.
     """
     entry = MODELS[model]
     entry.prepare()
@@ -67,7 +68,10 @@ def forecast_and_measured(model: str) -> dict[str, Any]:
     (program,) = step._programs.values()
     planned = program.plan.forecast[smp.mp_rank()]
     row = first_steps.with_slots(planned, slot_bytes_here())
+    # The first rank knows it.
+    counted = broadcast_json(program.expected and program.expected.counted, 0, name="what the allocator counts")
     return {
+        "counted": first_steps.counted_of(program.plan, counted, smp.mp_rank(), row.slot_bytes),
         "forecast": {name: getattr(row, name) for name in ("weight_bytes", "slot_bytes", "stored_bytes")},
         "copied": sum(shared.nbytes for shared in program.plan.shared if smp.mp_rank() in shared.copies),
         "batch": sum(part.dtype.size * part.shape.num_elements() for part in batch),

@@ -78,3 +78,13 @@ def test_what_a_loop_changes_or_swaps_is_not_passed_on() -> None:
 
     assert traced(looped) == {2: 1}
     assert passed_through(b"", step_graph(tf.identity, tf.TensorSpec((2,))).nodes[0]) == {}
+
+
+def test_what_xla_compiles_copies_what_it_passes_through() -> None:
+    """Bug: the kernels that a grouped convolution gives to its gradient were taken to lie in the weights' memory."""
+
+    def swapped(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return y, x
+
+    assert traced(tf.function(swapped, experimental_attributes={"_noinline": True})) == {0: 1, 1: 0}
+    assert traced(tf.function(swapped, jit_compile=True)) == {}

@@ -37,6 +37,21 @@ def test_the_forecast_stands_beside_what_was_measured_with_the_slots_that_there_
     ]
 
 
+def test_of_the_forecast_of_a_processor_what_the_allocator_counts_is_told() -> None:
+    first, last = small_plan().forecast
+    rows = first.with_memory({Use.WEIGHTS: 3 * MIB}), last.with_memory({Use.WEIGHTS: 5 * MIB})
+    # Slots of 1 MiB, where the plan had assumed 2 MiB.
+    rows = tuple(row.with_memory({Use.SLOTS: 2 * MIB}) for row in rows)
+    found = {0: RankMemory(4 * MIB, MIB), 1: RankMemory(4 * MIB, MIB)}
+    expected = Expected(0.45, True, (4 * MIB, 6 * MIB))
+    lines = render(small_plan(forecast=rows), found, 0.5, expected).splitlines()
+    assert [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines[4:6]] == [
+        ["0", "0", "4.0 MiB", "3.0 MiB", "4.0 MiB"],
+        ["1", "1", "6.0 MiB", "5.0 MiB", "4.0 MiB"],
+    ]
+    assert "of it counted" in lines[2]
+
+
 def test_what_is_on_the_host_is_not_in_the_forecast_of_a_device() -> None:
     rows = tuple(with_on_host(row, Use.SLOTS) for row in small_plan().forecast)
     found = {0: RankMemory(4 * MIB, MIB), 1: RankMemory(4 * MIB, MIB)}
