@@ -17,7 +17,8 @@ def trained(
 ) -> LaunchedCase:
     whole = {**STAGES, **config}
     way = "eager" if eager else "graph"
-    name = f"{loss} {use} {way} {whole['partitions']}x{replicas} {whole['microbatches']}"
+    compiled = " xla" if whole.get("xla") else ""
+    name = f"{loss} {use} {way} {whole['partitions']}x{replicas} {whole['microbatches']}{compiled}"
     partitions = whole["partitions"]
     assert isinstance(partitions, int)
     arguments = {"loss": loss, "use": use, "eager": eager, "most": most}
@@ -72,11 +73,34 @@ OF_REPLICAS = [
     trained("dice", "in_two_rounds", replicas=2, partitions=2, shard_optimizer_state=True),
     trained("total", "clipped_and_logged", replicas=2, partitions=2, pipeline="zb_h1", eager=True),
     trained("weighted_sum", "of_all_in_a_row", replicas=2, partitions=2, pipeline="simple", microbatches=3),
+    *(
+        trained(loss, use, replicas=3, partitions=1, microbatches=2, eager=eager)
+        for loss, use, eager in (
+            ("of_positives", "clipped_and_logged", True),
+            ("in_batch_softmax", "logged", False),
+            ("total", "in_two_rounds", False),
+        )
+    ),
     on_replicas("with_penalty"),
     on_replicas("of_two_forms"),
     on_replicas("counted"),
     on_replicas("called_twice"),
 ]
+
+
+#: Compiled by XLA.
+COMPILED = [
+    trained("total", "clipped_and_logged", replicas=2, partitions=1, xla=True, microbatches=2, eager=True),
+    trained("in_batch_softmax", "logged", replicas=2, partitions=1, xla=True, microbatches=2),
+    trained("of_positives", "in_two_rounds", partitions=2, xla=True, microbatches=2),
+]
+
+
+@pytest.mark.distributed
+@pytest.mark.full
+@pytest.mark.parametrize("launched", COMPILED)
+def test_loops_that_xla_compiles_train_as_one_process(case_result: CaseResult) -> None:
+    assert set(case_result.values()) == {True}
 
 
 @pytest.mark.distributed

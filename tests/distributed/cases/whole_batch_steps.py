@@ -32,11 +32,13 @@ LOSSES = {"mean": mean, **own_losses.LOSSES, **own_losses.COMPARING}
 
 #: Samples of the batches of two replicas: of unequal sizes, and fewer than microbatches.
 OF_REPLICAS = ((12, 8), (9, 8), (12, 12), (11, 8), (3, 1))
+#: Those of three.
+OF_THREE = ((7, 6, 8), (5, 7, 4), (8, 8, 8), (1, 3, 2))
 
 
 def trained(loss: str, use: str, eager: bool, most: int = len(OF_REPLICAS)) -> bool:
     """Whether a loop trains, and logs, as one process does; on replicas with at most so many batches."""
-    sizes = (21, 20, 3, 1) if smp.dp_size() == 1 else OF_REPLICAS[:most]
+    sizes = {1: (21, 20, 3, 1), 2: OF_REPLICAS[:most], 3: OF_THREE[:most]}[smp.dp_size()]
     with in_float64():
         return compare(training(LOSSES[loss], USES[use]), eager=eager, sizes=sizes) < 1e-12
 
