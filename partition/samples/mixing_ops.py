@@ -247,7 +247,7 @@ def _strided_slice(use: Use) -> Found:
     left = len(use.shapes[0]) - (len(by) - added - (1 if masks["ellipsis"] else 0))
     found: list[Any] = []
     picked: list[int] = []
-    place = 0
+    place, mixes = 0, ""
     for number in range(len(by)):
         bit = 1 << number
         if masks["ellipsis"] & bit:
@@ -262,6 +262,8 @@ def _strided_slice(use: Use) -> Found:
             is_one = bool(masks["shrink_axis"] & bit)
             if is_one and strides:
                 picked += [place, first]
+            elif strides and by[number] == -1 and masks["begin"] & masks["end"] & bit:
+                mixes = _REORDERS
             elif strides and not _takes_whole(strides, length, first, last, by[number]):
                 if length is None:
                     return UNKNOWN
@@ -269,7 +271,7 @@ def _strided_slice(use: Use) -> Found:
                 strides = ()
             found += [] if is_one else [strides]
             place += 1
-    return Found((*found, *use.held[0][place:]), picked=tuple(picked))
+    return Found((*found, *use.held[0][place:]), mixes, tuple(picked))
 
 
 def _takes_whole(strides: Sequence[tuple[int, int]], length: int | None, first: int, last: int | None, by: int) -> bool:
@@ -312,6 +314,9 @@ def _gathered(use: Use) -> Found:
     if axes is None:
         return UNKNOWN
     axis = axes[0]
+    numbers, length = use.numbers(1), use.shapes[0][axis]
+    if values[axis] and numbers is not None and len(use.shapes[1]) == 1 and sorted(numbers) == list(range(length or 0)):
+        return Found(values, "" if numbers == sorted(numbers) else _REORDERS)
     if values[axis] or (places(values) and places(indices)):
         return UNKNOWN
     return Found((*values[:axis], *indices, *values[axis + 1 :]))
