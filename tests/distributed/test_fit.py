@@ -75,11 +75,12 @@ def test_xlas_auto_clustering_leaves_the_history_as_it_is(
     config = {"partitions": partitions, "microbatches": microbatches, "seed": 5}
     # With what TensorFlow says once in a process when it has compiled a cluster.
     clusters = {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit", "TF_CPP_MIN_LOG_LEVEL": "0"}
-    [result] = launch(2, CASES, [Case("clustered", "history", {"kind": "two"}, config)], environment=clusters).values()
+    [result] = launch(2, CASES, [Case("clustered", "trained", {"kind": "two"}, config)], environment=clusters).values()
     assert "".join(result.output).count("Compiled cluster using XLA!") == 2
     for rank, found in enumerate(result.values()):
         for metric, values in wanted["history"].items():
-            close(found["history"][metric], values, f"{metric} on rank {rank}")
+            if not metric.startswith("val_"):
+                close(found["history"][metric], values, f"{metric} on rank {rank}")
 
 
 @pytest.mark.distributed

@@ -75,7 +75,9 @@ print(sorted(name for name in vars(seen) if name[0] != "_" and name != "annotati
 @pytest.mark.parametrize(
     ("code", "environment", "expected"),
     [
-        ("import tensorflow, smp_tf; smp_tf.init()", {}, "above `import tensorflow as tf`"),
+        pytest.param(
+            *("import tensorflow, smp_tf; smp_tf.init()", {}, "above `import tensorflow as tf`"), marks=pytest.mark.full
+        ),
         ("import smp_tf; smp_tf.init()", {"TF_USE_LEGACY_KERAS": "0"}, "TF_USE_LEGACY_KERAS=0"),
         ("import smp_tf; smp_tf.rank()", {}, "Call smp.init() first"),
         (
@@ -83,7 +85,10 @@ print(sorted(name for name in vars(seen) if name[0] != "_" and name != "annotati
             {"TF_USE_LEGACY_KERAS": "1"},
             "Put `import smp_tf as smp` above `hvd.init()`",
         ),
-        ("import smp_tf; smp_tf.init()", {"PMI_SIZE": "2"}, "but Horovod sees only this one"),
+        pytest.param(
+            *("import smp_tf; smp_tf.init()", {"PMI_SIZE": "2"}, "but Horovod sees only this one"),
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_wrong_start_is_told_with_its_fix(code, environment, expected):

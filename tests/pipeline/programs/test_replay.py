@@ -72,7 +72,7 @@ def test_a_send_that_nobody_takes_lacks_its_receive() -> None:
     assert run("0S2 0F0 0S0.0\n1B0", edges).stuck[0] == Stuck(0, 0, ())
 
 
-@pytest.mark.parametrize("kind", params(SCHEDULES, ["v_min", "v_half", "zb_h1"]))
+@pytest.mark.parametrize("kind", params(SCHEDULES, ["v_min", "v_half", "zb_h1", "interleaved_1f1b"]))
 def test_no_task_is_looked_at_more_often_where_there_are_many(kind: str) -> None:
     """Calls of functions per task, from the order to the simulated step; of 32 stages beside those of 8."""
     few, many = calls_per_task(kind, 8), calls_per_task(kind, 32)

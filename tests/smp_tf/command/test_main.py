@@ -145,6 +145,7 @@ def test_the_same_plan_every_time(script: str, tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.full
 def test_fresh_processes_that_hash_otherwise_make_the_same_plan(tmp_path: Path) -> None:
     """As the ranks of a training must: each makes its own plan, and sets of names have another order in each."""
     (tmp_path / "tree.py").write_text(BRANCHING)

@@ -52,6 +52,7 @@ def test_metrics_are_those_of_the_whole_batch(init: Callable[..., None], microba
     compare(net, (Y > 0).astype(np.float64), loss="mse")
 
 
+@pytest.mark.full
 def test_metrics_need_no_check_of_losses(init: Callable[..., None]) -> None:
     init(microbatches=2, check_losses=False)
     compare(net, (Y > 0).astype(np.float64), loss="mse")

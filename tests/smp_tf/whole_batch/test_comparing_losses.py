@@ -47,12 +47,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return texts
 
 
-def test_it_is_said_that_each_batch_runs_forward_twice(init: Callable[..., None], said: set[str]) -> None:
-    init(microbatches=4)
-    assert compare(rooted) < 1e-12
-    assert sum("Each batch runs forward twice." in text for text in said) == 1
-
-
 @pytest.mark.parametrize("loss", params(AVERAGES, AVERAGES[1:]))
 def test_an_average_over_samples_runs_forward_once(init: Callable[..., None], said: set[str], loss: str) -> None:
     init(microbatches=4)
@@ -106,8 +100,8 @@ def test_outputs_that_are_too_large_are_left_to_the_check(
         compare(in_batch_softmax)
 
 
-def test_the_forward_pass_ahead_keeps_no_activations(
-    init: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_the_forward_pass_ahead_is_said_and_keeps_no_activations(
+    init: Callable[..., None], monkeypatch: pytest.MonkeyPatch, said: set[str]
 ) -> None:
     """Nothing runs backward in it, so nothing of a microbatch is kept for that."""
     init(microbatches=4)
@@ -120,6 +114,7 @@ def test_the_forward_pass_ahead_keeps_no_activations(
 
     monkeypatch.setattr(weighed_step.WeighedStep, "__init__", noted)
     assert compare(rooted) < 1e-12
+    assert sum("Each batch runs forward twice." in text for text in said) == 1
     of_step, of_forward = (
         {tensor for program in step._programs.values() for tensor in program.stage_program.split.stash(stage=0)}
         for step in steps
