@@ -77,11 +77,20 @@ def peak_memory() -> int | None:
         Bytes; None where the allocator counts nothing, as on a CPU without oneDNN. With oneDNN it counts tensors of 256
         KiB or more.
     """
+    return _counted_memory("peak") or None
+
+
+def memory_in_use() -> int:
+    """Returns the bytes that TensorFlow's allocator has given out now; 0 where it counts nothing."""
+    return _counted_memory("current")
+
+
+def _counted_memory(kind: str) -> int:
     gpus = tf.config.list_logical_devices("GPU")
     try:
-        return int(tf.config.experimental.get_memory_info(gpus[0].name if gpus else "CPU:0")["peak"]) or None
+        return int(tf.config.experimental.get_memory_info(gpus[0].name if gpus else "CPU:0")[kind])
     except (ValueError, tf.errors.OpError):
-        return None
+        return 0
 
 
 @contextlib.contextmanager

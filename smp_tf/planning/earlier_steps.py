@@ -45,6 +45,18 @@ def are_decided(lowered: Lowered, used: Collection[int]) -> bool:
     return all(state.is_decided for index, state in _states(lowered) if index in used)
 
 
+def bytes_there(lowered: Lowered, least: int) -> int:
+    """Returns the bytes of the models' variables that have a value on this rank.
+
+    Args:
+        lowered: the graph.
+        least: smaller variables are left out.
+    """
+    kinds = lowered.graph.variables
+    sizes = (kinds[index].type.nbytes(1, least) for index, state in _states(lowered) if state.has_value)
+    return sum(sizes)
+
+
 def placement(lowered: Lowered, used: Collection[int]) -> tuple[int, ...] | None:
     """Returns the stage of every chunk in the plan of an earlier step that has placed variables of this one.
 

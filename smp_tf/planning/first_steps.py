@@ -28,6 +28,7 @@ from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_leaving
 from smp_tf.job.channel import tag_of
 from smp_tf.job.topology import Topology
+from smp_tf.job_state import JobState
 from smp_tf.keras.optimizer_reports import slot_bytes_here
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan, as_bytes
@@ -42,6 +43,20 @@ _CLOCK, _TOLD = 1, 3
 #: Seconds that rank 0 waits for a message that was sent.
 _ON_ITS_WAY = 10.0
 _TAG = tag_of("first steps")
+
+
+#: Bytes in use when the job's first step was planned; None before.
+_in_use_before: JobState[int | None] = JobState(lambda: None)
+
+
+def note_memory_before(forecast: int) -> None:
+    """Notes what is in memory before the first step of the job has made anything, such as the arrays given to `fit`.
+
+    Args:
+        forecast: bytes of these that the forecast has, as those of weights with which a model was built.
+    """
+    if _in_use_before() is None:
+        _in_use_before.put(max(0, tf_internals.memory_in_use() - forecast))
 
 
 class _State:
@@ -93,15 +108,17 @@ class RankMemory:
     Args:
         peak: the most bytes that TensorFlow's allocator has given out; None where it does not count.
         slots: bytes of the optimizer's slots.
+        before: bytes that were given out before the first step was planned.
     """
 
     peak: int | None
     slots: int
+    before: int = 0
 
     @classmethod
     def here(cls) -> RankMemory:
         """Returns what this rank has measured so far."""
-        return cls(tf_internals.peak_memory(), slot_bytes_here())
+        return cls(tf_internals.peak_memory(), slot_bytes_here(), _in_use_before() or 0)
 
 
 class _Report:
@@ -171,13 +188,16 @@ def render(
         return _step_in_words(seconds, expected)
     table = Table(title="memory after the first steps", title_justify="left", expand=False)
     counted = expected.counted if expected is not None else ()
-    for column in ("rank", "stage", "forecast", *["of it counted"] * bool(counted), "measured at most"):
+    is_told = any(measured.before for measured in found.values())
+    besides = [*["of it counted"] * bool(counted), *["there before"] * is_told]
+    for column in ("rank", "stage", "forecast", *besides, "measured at most"):
         table.add_column(column, justify="right")
     for stage, (rank, measured) in enumerate(found.items()):
         row = with_slots(plan.forecast[stage], measured.slots)
         peak = "not counted" if measured.peak is None else as_bytes(measured.peak)
         large = [as_bytes(counted_of(plan, counted, stage, measured.slots))] if counted else []
-        table.add_row(str(rank), str(stage), as_bytes(row.device_bytes), *large, peak)
+        before = [as_bytes(measured.before)] * is_told
+        table.add_row(str(rank), str(stage), as_bytes(row.device_bytes), *large, *before, peak)
     text = io.StringIO()
     Console(file=text, width=width).print(table)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]

@@ -22,15 +22,16 @@ from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.planner.request import PlacementRequest
+from smp_tf.pipeline.planner.updates_at_once import LARGE
+from smp_tf.pipeline.run.host import has_device
 from smp_tf.pipeline.run.microbatch_sums import WantedSums
 from smp_tf.pipeline.run.reduction import Averaging
 from smp_tf.pipeline.run.replica_sums import replica_sums
 from smp_tf.pipeline.run.stage_program import Endpoint, StageProgram, build_stage_program
 from smp_tf.pipeline.run.step_tasks import StageTasks, Updates, check_other_replicas, plan_program
 from smp_tf.pipeline.schedules.schedule import is_named
-from smp_tf.planning import earlier_steps, partition_file
+from smp_tf.planning import earlier_steps, first_steps, partition_file
 from smp_tf.planning.agreement import agree_on_plan, show_plan
-from smp_tf.planning.first_steps import Expected
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
 from smp_tf.planning.request import expected_of, known_slots, request_for
 from smp_tf.replicas import unaveraged
@@ -99,7 +100,7 @@ class AgreedPlan:
     plan: Plan
     cut: Split
     number: int
-    expected: Expected | None
+    expected: first_steps.Expected | None
 
 
 def unplanned(name: str, known_as: str, examined: Examined, batch: CutBatch, *, is_first: bool) -> Unplanned:
@@ -129,6 +130,8 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
         step: the step.
     """
     topology, graph = runtime.current().topology, step.traced.graph
+    # Of a processor's memory, large tensors are counted.
+    first_steps.note_memory_before(earlier_steps.bytes_there(step.traced.lowered, 0 if has_device() else LARGE))
     # Without gradients nothing passes between replicas, so one alone may evaluate.
     everywhere = step.decides or (step.is_first and bool(graph.gradients))
     with tf.init_scope():

@@ -11,6 +11,7 @@ import pytest
 from smp_tf.errors import PeerError
 from smp_tf.job import at_shutdown, runtime
 from smp_tf.job.topology import Topology
+from smp_tf.job_state import JobState
 from smp_tf.partition.mesh import Mesh
 from smp_tf.partition.plan.stage_forecast import Use
 from smp_tf.planning import first_steps
@@ -50,6 +51,24 @@ def test_of_the_forecast_of_a_processor_what_the_allocator_counts_is_told() -> N
         ["1", "1", "6.0 MiB", "5.0 MiB", "4.0 MiB"],
     ]
     assert "of it counted" in lines[2]
+
+
+def test_what_was_there_before_the_first_step_is_told_beside_what_was_measured() -> None:
+    found = {0: RankMemory(4 * MIB, MIB, 2 * MIB), 1: RankMemory(4 * MIB, MIB)}
+    lines = render(small_plan(), found, 0.5).splitlines()
+    assert [[cell.strip() for cell in line.split("│")[4:-1]] for line in lines[4:6]] == [
+        ["2.0 MiB", "4.0 MiB"],
+        ["0 B", "4.0 MiB"],
+    ]
+    assert "there before" in lines[2]
+
+
+def test_what_is_there_before_is_what_was_in_use_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_steps, "_in_use_before", JobState(lambda: None))
+    for used in (3 * MIB, 5 * MIB):
+        monkeypatch.setattr(first_steps.tf_internals, "memory_in_use", lambda used=used: used)
+        first_steps.note_memory_before(MIB)
+    assert RankMemory.here().before == 2 * MIB
 
 
 def test_what_is_on_the_host_is_not_in_the_forecast_of_a_device() -> None:
