@@ -18,6 +18,7 @@ from typing import Any
 from harness.answers import answer, forget_peak, resident
 from versus.settings import LEARNING_RATE, PAIRS
 
+from processes import memory_parts
 from processes.trainer import SEED, Accumulating, Split, Trainer
 
 
@@ -69,6 +70,7 @@ class Pipeline(Split):
     def __init__(self, size: Any, microbatches: int) -> None:
         import tf_keras
 
+        self._at_start = memory_parts.parts()
         super().__init__(size, microbatches)
         self.optimizer = tf_keras.optimizers.SGD(LEARNING_RATE)
 
@@ -105,6 +107,8 @@ class Pipeline(Split):
         measured = run(self, count)
         with tempfile.TemporaryDirectory() as folder:
             [record] = timeline_file.read([recording.stop(folder)])
+        # Nor does a training read what was recorded: the next steps are not to find this memory in use.
+        memory_parts.return_free_memory()
         return {
             **measured,
             "sent_bytes": self._sent() - before,
@@ -113,6 +117,24 @@ class Pipeline(Split):
                 for step in record.steps
                 for task in step.compute
             ],
+        }
+
+    def parts(self, count: int) -> dict[str, Any]:
+        """Runs some steps, and returns what this rank's memory beyond its start is made of, and the graphs it holds."""
+        from smp_tf.keras.optimizer_reports import slot_bytes_here
+
+        memory_parts.forget_tensors_peak()
+        ran = run(self, count)
+        now = memory_parts.parts()
+        beyond = {name: now[name] - self._at_start[name] for name in now}
+        beyond["tensors_peak"] = now["tensors_peak"]
+        stored = self.model.local_variables
+        return {
+            **beyond,
+            "peak": ran["resident_peak"] - ran["resident_before_model"],
+            "weights": sum(v.shape.num_elements() * v.dtype.size for v in stored),
+            "slots": slot_bytes_here(),
+            **memory_parts.graphs(),
         }
 
     def _sent(self) -> int:

@@ -208,7 +208,7 @@ class Split(Trainer):
                 "build": ("preparation.plan_program", "preparation.build_stage_program", "preparation.decide_owners"),
             },
         )
-        model = self.source.build(smp.DistributedModel, size)
+        self.model = model = self.source.build(smp.DistributedModel, size)
 
         @smp.step
         def step(inputs: Any, targets: Any) -> Any:

@@ -29,6 +29,7 @@ from smp_tf.recording import record as recording
 from smp_tf.replicas.gradient_marks import Computed
 from smp_tf.replicas.sparse_sums import own_weighted_sum, weighted_sum
 from smp_tf.replicas.sums import reduction_name, sum_over_replicas
+from smp_tf.steps import free_memory
 from smp_tf.steps.input_check import add_input_check
 from smp_tf.steps.outputs import DescribedOutputs, FlatOutputs, packed
 from smp_tf.steps.replica_check import ReplicaCheck
@@ -218,6 +219,7 @@ class SplitProgram:
         )
         if any(output.is_gradient for output in program.split.outputs):
             first_steps.watch(program.number, self.plan, self.expected)
+            free_memory.return_after_first_steps(program.number)
         accumulated, total = results.accumulated, _total(weights)
         if told is not None:
             # A replica's sum is multiplied by its share of the weight, so that the plain mean over the replicas is
