@@ -7,8 +7,8 @@
 The cost of a stage is no cost of one run, so no dynamic program finds the best cuts. This search prices a balance that
 is too bad, first little and then more and more, so that cuts stay where little passes for as long as they can. It
 proves nothing. Costs are those of runs, added up, and shared weights count once for each stage. The first or the last
-user of a shared weight owns it, whichever leaves more room. A tensor that two chunks of a stage receive is counted
-twice. What is found is costed exactly by who asks.
+user of a shared weight owns it, whichever leaves more room. Tensors that go far are sent once to each stage, and not to
+the one that makes them. What is found is costed exactly by who asks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smp_tf.partition.place.placement import Chain, Chunks, Ranks
-from smp_tf.partition.place.run_costs import Array, RunCosts
+from smp_tf.partition.place.run_costs import Array, RunCosts, far_tensors
 from smp_tf.partition.place.solve_chain import earliest_starts
 from smp_tf.partition.units.cost import Weight
 
@@ -108,6 +108,7 @@ class ChunkSearch:
         self._seconds = chain.seconds_per_byte / microbatches
         self._limits = np.asarray([math.inf if limit is None else limit for limit in ranks.memory])
         self._shared = _shared_of(chain)
+        self._far = far_tensors(chain, microbatches, len(chunks.placement))
         #: The first and the last chunk of each run of chunks on one stage.
         self._joined = list(_joined(chunks.placement))
         self._low = _low_places(self._costs, len(chunks.placement))
@@ -148,6 +149,8 @@ class ChunkSearch:
             sent -= shared.crossing * sent_twice
             moved -= shared.moved * self._seconds * moved_twice
         memory = weights + stashed
+        for (producer, users), nbytes in self._far.items():
+            sent -= nbytes * self._sent_twice(cuts, producer, np.asarray(users))
         late = self._give_owners(cuts, memory)
         time = compute / np.asarray(ranks.speed) + moved / np.asarray(ranks.link)
         slowest = time.max(axis=1)
@@ -188,6 +191,29 @@ class ChunkSearch:
             memory[rows, np.where(late, last, first)] += shared.owned
             given.append(late)
         return given
+
+    def _sent_twice(self, cuts: _Places, producer: int, users: _Places) -> Array:
+        """Returns, for each cut, how often costs of runs count a tensor too often.
+
+        Args:
+            cuts: a row for each.
+            producer: the unit that makes the tensor.
+            users: the units that read it.
+        """
+        placement = np.asarray(self._chunks.placement)
+        run_of = np.repeat(np.arange(len(self._joined)), [last - first + 1 for first, last in self._joined])
+        at = run_of[(cuts <= producer).sum(axis=1)]
+        runs = np.zeros((len(cuts), len(self._joined)), bool)
+        stages = np.zeros((len(cuts), self._chunks.stages), bool)
+        rows = np.arange(len(cuts))
+        stage_of = placement[[first for first, _ in self._joined]]
+        for user in users:
+            run = run_of[(cuts <= user).sum(axis=1)]
+            runs[rows, run] = True
+            stages[rows, stage_of[run]] = True
+        runs[rows, at] = False
+        stages[rows, stage_of[at]] = False
+        return (runs.sum(axis=1) - stages.sum(axis=1)).astype(float)
 
     def _counted_twice(self, cuts: _Places, users: _Places) -> tuple[Array, Array, Array]:
         """Returns how often costs of runs count a weight of several units too often.

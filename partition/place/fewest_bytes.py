@@ -22,7 +22,7 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.asked import Asked, Effort, Placed
 from smp_tf.partition.place.chunk_search import ChunkSearch, Cuts
 from smp_tf.partition.place.cut_search import Most
-from smp_tf.partition.place.front_search import Fronts, FrontSearch
+from smp_tf.partition.place.front_search import MOST_PLACES, Fronts, FrontSearch
 from smp_tf.partition.place.placement import Placement, Ranks, costed
 from smp_tf.partition.place.solve_chain import chunks_of_cuts, cuts_that_send_least
 from smp_tf.partition.place.solve_chunks import all_placements, looks_at_all
@@ -195,11 +195,9 @@ def _in_chunks(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
     best = _offered(asked, balanced)
     most = best.offer.within(asked.objective, effort.tolerance)
     load = most.memory if asked.objective == "memory" else most.time
-    if fronts is not None:
-        starts = fronts.sends_least(load, balanced.cuts)
-    else:
-        parts = [load * share / chunks.per_stage for share in _SHARES]
-        starts = _of_chunks_alone(asked, parts)
+    starts = fronts.sends_least(load, balanced.cuts) if fronts is not None else []
+    if fronts is None or len(chain.names) <= MOST_PLACES:
+        starts += _of_chunks_alone(asked, [load * share / chunks.per_stage for share in _SHARES])
     less = placed(search.sends_less([*starts, balanced.cuts], load, most.step, balanced.cuts))
     within = _some(asked, less) if _is_within(asked, less, most) else []
     least = placed(search.sends_less(_of_chunks_alone(asked, [math.inf]), math.inf, math.inf, less.cuts))

@@ -8,8 +8,8 @@ both fronts are, and the load of the stage that is filled next depends on nothin
 such states. Hence only some places count: those where little passes, one in each piece of the model that has an equal
 load. Then others near the cuts that were found count.
 
-Costs are those of runs, added up, and a shared weight counts once on a stage. What is found is costed exactly by who
-asks.
+Costs are those of runs, added up. A shared weight counts once on a stage. A tensor that goes far is sent once to each
+stage, and not to the one that makes it. What is found is costed exactly by who asks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smp_tf.partition.place.placement import Chain, Chunks, Ranks
-from smp_tf.partition.place.run_costs import Array, RunCosts
+from smp_tf.partition.place.run_costs import Array, RunCosts, far_tensors
 from smp_tf.partition.place.solve_chain import earliest_starts
 
 Cuts = tuple[int, ...]
@@ -30,8 +30,8 @@ _Places = NDArray[np.int64]
 _Flags = NDArray[np.bool_]
 #: How many places for cuts are looked at together.
 MOST_PLACES = 56
-#: How many places for the begin of the second front are tried, where it has one.
-_MIDDLES = 7
+#: How many places for the begin of the second front are tried, where it has one; all, where there are so few places.
+_MIDDLES, _FEW = 7, 36
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class _Taken:
 
     Args:
         load: what is balanced, for each place of the first front after it, and of the second front after and before it.
-        sent: the bytes that the stage receives, in the same way.
+        sent: returns the bytes that the stage receives, in the same way.
     """
 
     load: Array
-    sent: Array
+    sent: Callable[[], Array]
 
 
 class FrontSearch:
@@ -120,6 +120,7 @@ class FrontSearch:
         self._costs = RunCosts.of(chain, frozenset(), microbatches)
         self._chunks, self._objective, self._ranks, self._fronts = chunks, objective, ranks, fronts
         self._starts = earliest_starts(chain, chunks.placement)
+        self._far = far_tensors(chain, microbatches, len(chunks.placement))
         #: By their users, the bytes of copies of shared weights.
         self._shared: dict[tuple[int, ...], float] = {}
         for weight in chain.weights:
@@ -143,17 +144,19 @@ class FrontSearch:
         """
 
         def sent(before: Array, taken: _Taken) -> Array:
-            return np.where(taken.load <= most, before + taken.sent, math.inf)
+            return np.where(taken.load <= most, before + taken.sent(), math.inf)
 
         return self._nearer(like, sent)
 
     def _nearer(self, like: Cuts, value: Callable[[Array, _Taken], Array]) -> list[Cuts]:
         """Returns the best cuts at places all over the model, then the best ones near these, or near known ones."""
         places = self._places()
-        found = [cuts for cuts in [self._best(places, like, value)] if cuts is not None]
-        if len(places) == self._costs.count - 1:
+        step = max(1, len(places) // _MIDDLES) if len(places) > _FEW else 1
+        found = [cuts for cuts in [self._best(places, like, value, step)] if cuts is not None]
+        near, are_all = [*found, like][0], len(places) == self._costs.count - 1
+        if are_all and (self._fronts.meet or len(places) <= _FEW):
             return found
-        nearest = self._best(self._near([*found, like][0]), like, value)
+        nearest = self._best(places if are_all else self._near(near), near, value)
         return [*found, nearest] if nearest is not None else found
 
     def _places(self) -> _Places:
@@ -178,11 +181,11 @@ class FrontSearch:
         near = {cut + by for cut in cuts for by in range(-far, far + 1)}
         return np.asarray(sorted(at for at in near if 0 < at < self._costs.count))
 
-    def _best(self, places: _Places, like: Cuts, value: Callable[[Array, _Taken], Array]) -> Cuts | None:
+    def _best(self, places: _Places, like: Cuts, value: Callable[[Array, _Taken], Array], step: int = 1) -> Cuts | None:
         """Returns the cuts with the least value, by the value before a stage is filled and what it takes."""
         grid = np.unique(np.concatenate([[0], places, [self._costs.count]]))
         best: tuple[float, Cuts] | None = None
-        for begin, end in self._ends(grid, like):
+        for begin, end in self._ends(grid, like, step):
             reached = np.full((len(grid), len(grid)), math.inf)
             reached[begin] = 0.0
             ways = []
@@ -194,7 +197,7 @@ class FrontSearch:
                 best = found, self._cuts(grid, ways, reached)
         return best[1] if best is not None else None
 
-    def _ends(self, grid: _Places, like: Cuts) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    def _ends(self, grid: _Places, like: Cuts, step: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         """Yields where both fronts begin and end. Fronts that meet end anywhere, which is (-1, -1)."""
         last = len(grid) - 1
         if self._fronts.meet:
@@ -202,7 +205,9 @@ class FrontSearch:
             return
         half = len(self._fronts.levels)
         at = int(np.argmin(np.abs(grid - like[half - 1])))
-        for begin in sorted(range(half, last - half + 1), key=lambda other: abs(other - at))[:_MIDDLES]:
+        most = _MIDDLES if last > _FEW else last
+        possible = [begin for begin in range(half, last - half + 1) if (begin - at) % step == 0]
+        for begin in sorted(possible, key=lambda other: abs(other - at))[:most]:
             yield (0, begin), (begin, last)
 
     def _filled(
@@ -268,15 +273,17 @@ class FrontSearch:
             return table[ones][:, None, None], np.zeros((1, 1)) if alone else table[pairs]
 
         costs = self._costs
-        sent = np.add(*of(costs.sent))
-        moved = np.add(*of(costs.moved))
-        if last and not alone and self._fronts.meet:
-            # Both chunks are one run.
-            whole = grid[[begin]], grid[befores]
-            sent = np.broadcast_to(costs.sent[whole], shape)
-            moved = np.broadcast_to(costs.moved[whole], shape)
+        # The last chunks of fronts that meet are one run.
+        whole = (grid[[begin]], grid[befores]) if last and not alone and self._fronts.meet else None
+
+        def sent() -> Array:
+            if whole is not None:
+                return np.broadcast_to(costs.sent[whole], shape)
+            return np.add(*of(costs.sent)) - (0.0 if alone else self._sent_twice(ones, pairs))
+
         if self._objective == "speed":
             ranks = self._ranks
+            moved = np.add(*of(costs.moved)) if whole is None else np.broadcast_to(costs.moved[whole], shape)
             load = np.add(*of(costs.compute)) / ranks.speed[level.stage] + moved / ranks.link[level.stage]
             return _Taken(load, sent), legal
         stashes = of(costs.stash)
@@ -288,6 +295,21 @@ class FrontSearch:
         for users, copied in self._shared.items() if not alone else ():
             load = load - copied * (_uses(ones, users)[:, None, None] & _uses(pairs, users))
         return _Taken(load, sent), legal
+
+    def _sent_twice(self, ones: tuple[_Places, _Places], pairs: tuple[_Places, _Places]) -> Array | float:
+        """Returns the bytes that both runs of a stage receive, or that one receives and the other one makes.
+
+        Args:
+            ones: begins and ends of the runs at the first front.
+            pairs: those of the runs at the second front.
+        """
+        found: Array | float = 0.0
+        for (producer, users), nbytes in self._far.items():
+            reads, makes = (_uses(ones, units)[:, None, None] for units in (users, (producer,)))
+            reads_too, makes_too = (_uses(pairs, units) for units in (users, (producer,)))
+            counted = (reads & ~makes).astype(int) + (reads_too & ~makes_too)
+            found = found + nbytes * (counted - ((reads | reads_too) & ~(makes | makes_too)))
+        return found
 
     def _cuts(self, grid: _Places, ways: Sequence[tuple[_Places, _Places]], reached: Array) -> Cuts:
         """Returns the cuts of the best way."""

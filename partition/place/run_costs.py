@@ -28,6 +28,8 @@ from smp_tf.partition.units.cost import Flow, Weight
 
 Array = NDArray[np.float64]
 UNREACHABLE = np.inf
+#: How many units at least the ends of a tensor are apart that counts as far, and how many such tensors count.
+_FAR, _MOST_FAR = 3, 8
 #: Changes the runs of a column that start in a range by an amount, when a unit joins.
 _When = Callable[[int, Array, int, int, float], None]
 
@@ -85,6 +87,28 @@ class RunCosts:
         found = chain.kept[late, microbatches]
         assert isinstance(found, RunCosts)
         return found
+
+
+def far_tensors(chain: Chain, microbatches: int, chunks: int) -> dict[tuple[int, tuple[int, ...]], float]:
+    """Returns the bytes per step of tensors that may pass whole chunks, by who makes and who reads them.
+
+    Such a tensor may be read by two chunks of a stage, or on the stage that makes it. Costs of runs do not know that.
+    Only the largest of these tensors are returned, since each takes time for every cut.
+
+    Args:
+        chain: the units.
+        microbatches: per step.
+        chunks: number of chunks.
+    """
+    far = max(_FAR, len(chain.names) // (2 * chunks))
+    found: dict[tuple[int, tuple[int, ...]], float] = {}
+    for flow in chain.flows:
+        ends = (flow.producer, *flow.consumers)
+        if max(ends) - min(ends) >= far:
+            at = flow.producer, flow.consumers
+            found[at] = found.get(at, 0.0) + flow.nbytes * microbatches
+    largest = sorted(found, key=lambda at: (-found[at], at))[:_MOST_FAR]
+    return {at: found[at] for at in largest}
 
 
 def _with_any(column: Array, units: Sequence[int], amount: float, when: _When, after: int = -1) -> None:
