@@ -2,7 +2,8 @@
 
     best balanced ──▶ what stages may have: its balance, and a tolerance more
                         ├──▶ solve_chain: the cut of one order within that which sends the fewest bytes, exactly
-                        ├──▶ solve_dag: where branches can be next to each other, any placement, or a bound
+                        ├──▶ least_crossing: where branches can be next to each other, what any placement sends at least
+                        ├──▶ solve_dag: where that does not prove enough, any placement, or a better bound
                         ├──▶ front_search: where stages have two chunks, the cut at some places that sends the fewest
                         └──▶ chunk_search: where stages have several chunks, cuts that are found, and nothing proved
                       ──▶ of those found the one that sends the fewest bytes, then the one with the shortest step
@@ -23,6 +24,7 @@ from smp_tf.partition.place.asked import Asked, Effort, Placed
 from smp_tf.partition.place.chunk_search import ChunkSearch, Cuts
 from smp_tf.partition.place.cut_search import Most
 from smp_tf.partition.place.front_search import MOST_PLACES, Fronts, FrontSearch
+from smp_tf.partition.place.least_crossing import least_crossing
 from smp_tf.partition.place.placement import Placement, Ranks, costed
 from smp_tf.partition.place.solve_chain import chunks_of_cuts, cuts_that_send_least
 from smp_tf.partition.place.solve_chunks import all_placements, looks_at_all
@@ -32,6 +34,8 @@ from smp_tf.partition.place.trade import Offer, Trade
 
 #: The share of the search's seconds that is spent on placements that send fewer bytes.
 _SHARE = 0.5
+#: The share by which a placement may send more than a bound and still count as proved to send least.
+_NEAR = 1e-9
 #: The parts of what a stage may have that each of its chunks may have in the first cuts, in equal parts.
 _SHARES = (1.02, 1.2, 1.5)
 
@@ -150,17 +154,22 @@ def _of_any_order(asked: Asked, effort: Effort, most: Most, known: _Offered) -> 
     is_worth = known.offer.sent > effort.worth_sent
     if not is_worth or effort.seconds <= 0 or asked.is_pinned or asked.is_by_hand or asked.is_too_large(effort):
         return None, None
-    within = None
+    within, bound = None, None
     if len(asked.chain.names) <= MOST_UNITS:
         limits = StageLimits(asked.chain, asked.pairs, asked.chunks.in_flight, asked.ranks, asked.objective)
         within = limits.within(most.memory if asked.objective == "memory" else most.time)
         assert within is not None, "a placement is known that keeps within the limit"
+        bound = least_crossing(asked.chain, asked.pairs, within, asked.chunks.stages, asked.microbatches)
+        if known.offer.sent <= bound * (1 + _NEAR):
+            return None, min(bound, known.offer.sent)
     problem = dataclasses.replace(asked.problem, hint=known.placement.chunk_of, within=within, most=most)
     try:
         found = solve_dag(problem, _SHARE * effort.seconds)
     except PlacementError:
-        return None, None
-    return (found, found.bound) if found is not None else (None, None)
+        return None, bound
+    if found is None:
+        return None, bound
+    return found, max(found.bound, min(bound or 0.0, known.offer.sent))
 
 
 def _of_all_cuts(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
