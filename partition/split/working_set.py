@@ -74,6 +74,18 @@ def memory_roots(graph: OpGraph, nodes: Collection[int]) -> dict[Tensor, Tensor]
     return root
 
 
+class Most(NamedTuple):
+    """The most bytes that tensors take at once.
+
+    Attributes:
+        bytes: of all tensors.
+        large: of large ones alone, which may be most at another moment.
+    """
+
+    bytes: int
+    large: int
+
+
 def working_set(
     graph: OpGraph,
     segment: Segment,
@@ -81,7 +93,7 @@ def working_set(
     summed: Iterable[Tensor] = (),
     unknown: int = 1,
     least: int = 0,
-) -> int:
+) -> Most:
     """Returns the most bytes that a segment's own tensors take at once.
 
     Args:
@@ -90,7 +102,7 @@ def working_set(
         seconds: how long each node of the graph takes.
         summed: outputs that are added to a sum at once, and so are not kept to the end.
         unknown: length assumed for dimensions that are known only when the step runs.
-        least: smaller tensors count as 0 bytes.
+        least: bytes from which on a tensor is large.
 
     Returns:
         Bytes, without those of the segment's inputs and of variables.
@@ -101,7 +113,7 @@ def working_set(
     seconds = [took * (_LATE if number in late else 1.0) for number, took in enumerate(seconds)]
     run = _Run(graph, segment.nodes, seconds, kept, _Counting(unknown, least), 0)
     run.to_end(after)
-    return run.most
+    return Most(run.most, run.most_large)
 
 
 def _after(graph: OpGraph, nodes: Sequence[int], besides: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
@@ -173,19 +185,16 @@ class _Counting(NamedTuple):
 
     Attributes:
         unknown: length assumed for dimensions that are known only when the step runs.
-        least: smaller tensors count as 0 bytes.
+        least: bytes from which on a tensor is large.
     """
 
     unknown: int
     least: int
 
-    def of(self, kind: TensorType) -> int:
+    def of(self, kind: TensorType) -> Most:
         """Returns the bytes of a tensor."""
-        return kind.nbytes(self.unknown, self.least)
-
-    def large(self, count: int) -> int:
-        """Returns the bytes that an op takes for itself, or 0 where they are few."""
-        return count if count >= self.least else 0
+        count = kind.nbytes(self.unknown)
+        return Most(count, kind.nbytes(self.unknown, self.least) if count >= self.least else 0)
 
 
 class _Run:
@@ -212,11 +221,12 @@ class _Run:
         self._graph, self._nodes, self._seconds = graph, nodes, seconds
         self._counting, self._depth = counting, depth
         self._root = memory_roots(graph, nodes)
-        self._size: dict[Tensor, int] = {}
+        self._size: dict[Tensor, Most] = {}
         self._readers = Counter(self._memory(tensor) for n in nodes for tensor in graph.nodes[n].inputs)
         self._readers.update(self._memory(tensor) for tensor in kept)
-        #: The bytes now, and the most so far.
+        #: The bytes now, and the most so far: of all tensors, and of large ones.
         self.in_use = self.most = 0
+        self.in_use_large = self.most_large = 0
 
     def _memory(self, tensor: Tensor) -> Tensor:
         return self._root.get(tensor, tensor)
@@ -229,7 +239,7 @@ class _Run:
         """
         waits = Counter(number for waiting in after.values() for number in waiting)
         ready = deque(number for number in self._nodes if not waits[number])
-        running: list[tuple[float, int, int, int]] = []
+        running: list[tuple[float, int, int, Most]] = []
         now, begun = 0.0, 0
         while ready or running:
             if ready and len(running) < _AT_ONCE:
@@ -247,37 +257,43 @@ class _Run:
                 if not waits[each]:
                     ready.append(each)
 
-    def _begin(self, number: int) -> int:
+    def _begin(self, number: int) -> Most:
         """Adds the bytes that a node makes and those that it takes for itself, and returns the latter."""
-        node = self._graph.nodes[number]
-        own = (
-            _in_functions(self._graph, node, self._counting, self._depth)
-            if node.op in FUNCTION_OPS
-            else self._counting.large(workspace(self._graph, node, self._counting.unknown))
-        )
+        node, counting = self._graph.nodes[number], self._counting
+        if node.op in FUNCTION_OPS:
+            own = _in_functions(self._graph, node, counting, self._depth)
+        else:
+            taken = workspace(self._graph, node, counting.unknown)
+            own = Most(taken, taken if taken >= counting.least else 0)
         made = self._made(number)
         for tensor in made:
-            self._size[tensor] = self._counting.of(self._graph.type_of(tensor))
+            self._size[tensor] = counting.of(self._graph.type_of(tensor))
         if node.op in IN_PLACE_OPS and made:
             # An input that nothing else reads gives its memory to the output.
             for source in map(self._memory, node.inputs):
-                if self._readers[source] == 1 and self._size.get(source, 0) == self._size[made[0]]:
-                    self.in_use -= self._size.pop(source, 0)
+                if self._readers[source] == 1 and self._size.get(source) == self._size[made[0]]:
+                    self._free(self._size.pop(source))
                     break
-        self.in_use += own + sum(self._size[tensor] for tensor in made)
-        self.most = max(self.most, self.in_use)
+        for count, large in (own, *(self._size[tensor] for tensor in made)):
+            self.in_use += count
+            self.in_use_large += large
+        self.most, self.most_large = max(self.most, self.in_use), max(self.most_large, self.in_use_large)
         return own
 
-    def _end(self, number: int, own: int) -> None:
+    def _end(self, number: int, own: Most) -> None:
         """Frees what a node took for itself, and what nothing else reads."""
-        self.in_use -= own
+        self._free(own)
         for tensor in self._made(number):
             if not self._readers[tensor]:
-                self.in_use -= self._size.pop(tensor)
+                self._free(self._size.pop(tensor))
         for source in map(self._memory, self._graph.nodes[number].inputs):
             self._readers[source] -= 1
-            if not self._readers[source]:
-                self.in_use -= self._size.pop(source, 0)
+            if not self._readers[source] and source in self._size:
+                self._free(self._size.pop(source))
+
+    def _free(self, freed: Most) -> None:
+        self.in_use -= freed.bytes
+        self.in_use_large -= freed.large
 
     def _made(self, number: int) -> list[Tensor]:
         """Returns the outputs of a node that have memory of their own."""
@@ -286,10 +302,10 @@ class _Run:
         return [tensor for index in outputs if (tensor := Tensor(number, index)) not in self._root]
 
 
-def _in_functions(graph: OpGraph, node: Node, counting: _Counting, depth: int) -> int:
+def _in_functions(graph: OpGraph, node: Node, counting: _Counting, depth: int) -> Most:
     """Returns the most bytes that the functions of a node have at once, besides their results."""
     if not node.definition or depth > MAX_DEPTH:
-        return 0
+        return Most(0, 0)
     given = tuple(_given(graph, tensor) for tensor in node.inputs)
     if node.op in LOOP_OPS:
         # The arguments of a turn may have other shapes than those of the loop.
@@ -302,10 +318,8 @@ def _in_functions(graph: OpGraph, node: Node, counting: _Counting, depth: int) -
     trips = max((kind.entries for kind in (*given, *node.outputs)), default=0) or ASSUMED_TRIPS
     called = [name for name in bodies(attributes(node)) if name in known]
     ahead = min(_AHEAD, turns_at_once(node) - 1, trips - 1) if node.op in LOOP_OPS else 0
-    return max(
-        (_in_function(graph.library, name, given, node.outputs, trips, ahead, counting, depth) for name in called),
-        default=0,
-    )
+    found = [_in_function(graph.library, name, given, node.outputs, trips, ahead, counting, depth) for name in called]
+    return Most(*(max(counts) for counts in zip(Most(0, 0), *found, strict=True)))
 
 
 def _given(graph: OpGraph, tensor: Tensor) -> TensorType:
@@ -326,22 +340,23 @@ def _in_function(
     ahead: int,
     counting: _Counting,
     depth: int,
-) -> int:
+) -> Most:
     """Returns the most bytes that a function has at once besides its results, with `ahead` turns of a loop."""
     body = function_graph(library, name, given, results, trips)
     nodes = range(len(given), len(body.nodes))
     run = _Run(body, nodes, node_seconds(body, unknown=counting.unknown), set(body.outputs), counting, depth + 1)
     run.to_end(_after(body, nodes, {}))
-    return run.most - run.in_use + ahead * _added_up(body, len(given), counting)
+    added = _added_up(body, len(given), counting)
+    return Most(run.most - run.in_use + ahead * added.bytes, run.most_large - run.in_use_large + ahead * added.large)
 
 
-def _added_up(body: OpGraph, given: int, counting: _Counting) -> int:
+def _added_up(body: OpGraph, given: int, counting: _Counting) -> Most:
     """Returns the bytes that a turn of a loop adds to sums for which no op of the next turn waits."""
     root = memory_roots(body, range(given, len(body.nodes)))
-    added = 0
+    added: list[Most] = []
     for index, tensor in enumerate(body.outputs):
         node = body.nodes[root.get(tensor, tensor).node]
         sources = [root.get(source, source) for source in node.inputs]
         if node.op in _ADDING_OPS and Tensor(index, 0) in sources:
-            added += sum(counting.of(body.type_of(source)) for source in sources if source.node >= given)
-    return added
+            added += [counting.of(body.type_of(source)) for source in sources if source.node >= given]
+    return Most(sum(each.bytes for each in added), sum(each.large for each in added))

@@ -11,22 +11,25 @@ import dataclasses
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.stage_forecast import StageForecast, Use
 from smp_tf.partition.split.split import Split
-from smp_tf.pipeline.planner.memory_forecast import with_exact_transfers
+from smp_tf.pipeline.planner.memory_forecast import held_and_large, with_held
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.updates_at_once import LARGE
 
 
-def counted_bytes(plan: Plan, done: Split, request: PlacementRequest) -> tuple[int, ...]:
-    """Returns the bytes of each stage that the allocator of a processor counts.
+def exact_and_counted(plan: Plan, done: Split, request: PlacementRequest) -> tuple[Plan, tuple[int, ...]]:
+    """Returns what `with_exact_transfers` returns, and the bytes of each stage that a processor's allocator counts.
 
     Args:
-        plan: the plan, with its forecast.
+        plan: the plan.
         done: the step, cut by the plan.
         request: the request that the plan was made for.
     """
-    rows = tuple(_without_small(stage, row, done) for stage, row in enumerate(plan.forecast))
-    exact = with_exact_transfers(dataclasses.replace(plan, forecast=rows), done, request, LARGE)
-    return tuple(row.device_bytes for row in exact.forecast)
+    # The step is followed once for both.
+    held, large = held_and_large(plan, done, request, LARGE)
+    exact = with_held(plan, done, request, held)
+    rows = tuple(_without_small(stage, row, done) for stage, row in enumerate(exact.forecast))
+    counted = with_held(dataclasses.replace(exact, forecast=rows), done, request, large, LARGE)
+    return exact, tuple(row.device_bytes for row in counted.forecast)
 
 
 def _without_small(stage: int, row: StageForecast, done: Split) -> StageForecast:

@@ -9,7 +9,7 @@ of the optimizer          │ when the stash is gone: averages, and what it make
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
 from smp_tf.partition.plan.plan import Plan
@@ -18,7 +18,7 @@ from smp_tf.partition.split.split import Split
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.updates_at_once import most_at_once
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
-from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory
+from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory_and_large
 from smp_tf.pipeline.run.step_tasks import edges_of, plan_program
 
 #: TensorFlow's allocator may hand out larger pieces than it is asked for, where half of the piece would be too small.
@@ -32,16 +32,29 @@ _TENSORS_OF_UPDATE = 2
 _COPIES_OF_SLOTS = 2
 
 
-def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest, least: int = 0) -> Plan:
+def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:
     """Returns the plan with the stash, transfers and working sets of its real cut in place of the estimates.
 
     Args:
         plan: the plan.
         done: the step, cut by the plan.
         request: the request that the plan was made for.
-        least: smaller tensors that come and go count as 0 bytes.
     """
-    samples = request.course.samples
+    held, _ = held_and_large(plan, done, request)
+    return with_held(plan, done, request, held)
+
+
+def held_and_large(
+    plan: Plan, done: Split, request: PlacementRequest, least: int | None = None
+) -> tuple[tuple[StepMemory, ...], tuple[StepMemory, ...]]:
+    """Returns what comes and goes in each stage: of all tensors, and of large ones alone.
+
+    Args:
+        plan: the plan.
+        done: the step, cut by the plan.
+        request: the request that the plan was made for.
+        least: bytes from which on a tensor is large. With None nothing is told of large ones.
+    """
     program, edges = plan_program(done, plan.schedule, plan.microbatches), edges_of(done)
     # A backward pass takes about twice the time of the forward pass. A stage of unknown time takes some time, and all
     # chunks of a stage take equally long.
@@ -49,7 +62,20 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest, lea
     times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
     # The faster stage decides where a message lies. Where the times are estimates, the stages may also be equally fast.
     possible = [times] if request.times.seconds else [times, [ChunkTimes() for _ in times]]
-    held = step_memory(done, program, edges, possible, samples, least)
+    return step_memory_and_large(done, program, edges, possible, request.course.samples, least)
+
+
+def with_held(plan: Plan, done: Split, request: PlacementRequest, held: Sequence[StepMemory], least: int = 0) -> Plan:
+    """Returns the plan with what comes and goes in place of the estimates, and what the optimizer needs.
+
+    Args:
+        plan: the plan.
+        done: the step, cut by the plan.
+        request: the request that the plan was made for.
+        held: what comes and goes in each stage.
+        least: smaller tensors of the batch, and smaller weights, count as 0 bytes.
+    """
+    samples = request.course.samples
     batch = batch_bytes(done.graph, plan.microbatches, samples, least)
     # Where nothing is averaged, as in an evaluation, no memory is counted for it.
     averaging = request.storage.averaging_bytes if done.graph.gradients and not request.storage.gradients_on_host else 0

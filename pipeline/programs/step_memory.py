@@ -57,7 +57,6 @@ def step_memory(
     edges: Sequence[Edge],
     times: Sequence[Sequence[ChunkTimes]],
     samples: int = 1,
-    least: int = 0,
 ) -> tuple[StepMemory, ...]:
     """Returns what the stages of a cut step hold at their fullest.
 
@@ -68,18 +67,44 @@ def step_memory(
         times: how long the tasks of each chunk take, in any one unit. Where this is unknown, there are several
             candidates. For every stage, those count with which it holds the most.
         samples: samples of a microbatch, where the graph does not say their number.
-        least: smaller tensors count as 0 bytes.
 
     Returns:
         One entry for each stage, without weights, slots, the stage's own sums of gradients and the batch.
     """
-    stages = _stages(split, program.stages, samples, least)
-    timelines = [simulate(program, each, edges).spans for each in times]
-    held = [
-        [stage.fullest(own, read) for stage, own in zip(stages, spans, strict=True)]
-        for spans, read in ((spans, _first_reads(split, spans)) for spans in timelines)
-    ]
-    return tuple(max(each, key=lambda memory: memory.total) for each in zip(*held, strict=True))
+    return step_memory_and_large(split, program, edges, times, samples)[0]
+
+
+def step_memory_and_large(
+    split: Split,
+    program: Program,
+    edges: Sequence[Edge],
+    times: Sequence[Sequence[ChunkTimes]],
+    samples: int = 1,
+    least: int | None = None,
+) -> tuple[tuple[StepMemory, ...], tuple[StepMemory, ...]]:
+    """Returns the same twice: of all tensors, and of large ones alone.
+
+    Args:
+        split: the cut step.
+        program: the tasks of all stages, with transfers.
+        edges: the transfers, as the program names them.
+        times: how long the tasks of each chunk take; several candidates where this is unknown.
+        samples: samples of a microbatch, where the graph does not say their number.
+        least: bytes from which on a tensor is large. With None nothing is told of large ones.
+    """
+    stages = _stages(split, program.stages, samples, least or 0)
+    held: list[list[list[StepMemory]]] = [[], []]
+    for each in times:
+        spans = simulate(program, each, edges).spans
+        read = _first_reads(split, spans)
+        lives = [list(stage.lives(own, read)) for stage, own in zip(stages, spans, strict=True)]
+        for large in (False, True)[: 1 + (least is not None)]:
+            timed = zip(stages, spans, lives, strict=True)
+            held[large].append([stage.fullest(own, lived, large=large) for stage, own, lived in timed])
+    most, of_large = (
+        tuple(max(each, key=lambda memory: memory.total) for each in zip(*found, strict=True)) for found in held
+    )
+    return most, of_large
 
 
 def memory_over_step(
@@ -98,7 +123,9 @@ def memory_over_step(
     """
     read = _first_reads(split, timeline.spans)
     stages = _stages(split, len(timeline.spans), samples)
-    return tuple(stage.moments(own, read) for stage, own in zip(stages, timeline.spans, strict=True))
+    return tuple(
+        stage.moments(own, list(stage.lives(own, read))) for stage, own in zip(stages, timeline.spans, strict=True)
+    )
 
 
 def _stages(split: Split, count: int, samples: int, least: int = 0) -> list[_Stage]:
@@ -145,6 +172,10 @@ class _Life:
     read: float = math.inf
 
 
+#: A tensor of a microbatch.
+_Lived = tuple[Tensor, _Life]
+
+
 def _moments(changes: Mapping[_Use, Sequence[int]], working: Sequence[int]) -> Iterator[StepMemory]:
     """Yields what exists at one moment after the other, given what comes and goes before each."""
     held = {use: list(accumulate(change)) for use, change in changes.items()}
@@ -165,7 +196,7 @@ class _Stage:
         stage: which stage.
         seconds: how long each node of the step takes.
         samples: length assumed for dimensions that are not known.
-        least: smaller tensors count as 0 bytes.
+        least: bytes from which on a tensor is large.
     """
 
     def __init__(self, split: Split, stage: int, seconds: Sequence[float], samples: int, least: int) -> None:
@@ -184,9 +215,15 @@ class _Stage:
             for when, segment in self._segments.items()
         }
 
-    def fullest(self, spans: Sequence[Span], read: _Reads) -> StepMemory:
-        """Returns what exists in the task in which most exists."""
-        moments = [held for _, held in self.moments(spans, read)]
+    def fullest(self, spans: Sequence[Span], lives: Sequence[_Lived], *, large: bool = False) -> StepMemory:
+        """Returns what exists in the task in which most exists.
+
+        Args:
+            spans: the tasks of the stage.
+            lives: the tensors that come from elsewhere or outlive the task that makes them.
+            large: whether large tensors count alone.
+        """
+        moments = [held for _, held in self.moments(spans, lives, large=large)]
         if not moments:
             return StepMemory(0, 0, 0)
         most = max(moments, key=lambda moment: moment.total)
@@ -194,15 +231,18 @@ class _Stage:
         stash = max(moment.stash for moment in moments)
         return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport))
 
-    def moments(self, all_spans: Sequence[Span], read: _Reads) -> tuple[tuple[float, StepMemory], ...]:
+    def moments(
+        self, all_spans: Sequence[Span], lives: Sequence[_Lived], *, large: bool = False
+    ) -> tuple[tuple[float, StepMemory], ...]:
         """Returns when tasks begin or end, and what exists from then on."""
+        least = self._least if large else 0
         runs = [s for s in all_spans if KINDS[s.task.kind].holds is Holds.SEGMENT]
         spans = [s for s in runs if _key(s.task) in self._working]
         begins, ends = [span.start for span in spans], [span.end for span in spans]
         within = {use: [0] * (len(spans) + 1) for use in _Use}
         behind = {use: [0] * (len(spans) + 1) for use in _Use}
-        for tensor, life in self._lives(all_spans, read):
-            nbytes = self._graph.type_of(tensor).nbytes(self._samples, self._least)
+        for tensor, life in lives:
+            nbytes = self._graph.type_of(tensor).nbytes(self._samples, least)
             # A tensor counts in every task that ends after it came and begins before it went, and between tasks.
             for changes, first, last in (
                 (within, bisect_right(ends, life.begin), bisect_left(begins, life.end)),
@@ -211,12 +251,12 @@ class _Stage:
                 if first < last:
                     changes[life.use][first] += nbytes
                     changes[life.use][last] -= nbytes
-        working = [self._working[_key(span.task)] for span in spans]
+        working = [self._working[_key(span.task)][large] for span in spans]
         inside = zip(begins, _moments(within, working), strict=True)
         between = zip(ends, _moments(behind, [0] * len(spans)), strict=True)
         return tuple(moment for pair in zip(inside, between, strict=True) for moment in pair)
 
-    def _lives(self, spans: Sequence[Span], read: _Reads) -> Iterator[tuple[Tensor, _Life]]:
+    def lives(self, spans: Sequence[Span], read: _Reads) -> Iterator[_Lived]:
         """Yields the tensors that come from elsewhere or outlive the task that makes them."""
         lives: dict[tuple[Tensor, int], _Life] = {}
         for span in spans:

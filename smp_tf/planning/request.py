@@ -17,7 +17,6 @@ from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered
-from smp_tf.pipeline.planner.counted_memory import counted_bytes
 from smp_tf.pipeline.planner.plan import PROOF_SECONDS
 from smp_tf.pipeline.planner.request import Aim, Course, Fixed, Hardware, Once, Outputs, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
@@ -130,10 +129,11 @@ def request_for(
     )
 
 
-def expected_of(graph: OpGraph, request: PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:
+def expected_of(
+    graph: OpGraph, request: PlacementRequest, plan: Plan, cut: Split, counted: tuple[int, ...]
+) -> first_steps.Expected:
     """Returns what is expected of a step: its time by the costs of its units, and what the allocator will count."""
     timeline = timeline_of(plan, *costs_of(graph, request, plan), cut, request)
-    counted = () if has_device() else counted_bytes(plan, cut, request)
     return first_steps.Expected(timeline.step_time, bool(request.times.seconds), counted)
 
 

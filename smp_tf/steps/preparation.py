@@ -20,6 +20,7 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.pipeline.planner import memory_forecast, proposal
+from smp_tf.pipeline.planner.counted_memory import exact_and_counted
 from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.updates_at_once import LARGE
@@ -149,15 +150,20 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
     # for each other in sums within a step, too.
     if topology.replicas > 1 and (any(output.is_gradient for output in cut.outputs) or replica_sums(cut.graph)):
         know_averaging(number, step.known_as, everywhere=everywhere)
+    is_told = step.decides and topology.rank == WRITER
+    counted: tuple[int, ...] = ()
     if step.decides or any(model._smp_store.is_new for model in step.traced.models):
-        plan = memory_forecast.with_exact_transfers(plan, cut, step.request)
+        if is_told and not has_device():
+            plan, counted = exact_and_counted(plan, cut, step.request)
+        else:
+            plan = memory_forecast.with_exact_transfers(plan, cut, step.request)
         show_plan(plan)
         require_host_memory(plan, topology, memory_of_host(), knows_slots=step.knows_slots)
     if step.decides:
         partition_file.keep(step.name, plan, graph)
         earlier_steps.remember(step.name, plan, graph, runtime.current().config)
-    is_told = step.decides and topology.rank == WRITER
-    return AgreedPlan(plan, cut, number, expected_of(graph, step.request, plan, cut) if is_told else None)
+    expected = expected_of(graph, step.request, plan, cut, counted) if is_told else None
+    return AgreedPlan(plan, cut, number, expected)
 
 
 def sparse_gradients(lowered: Lowered, cut: Split) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ def segment(graph: OpGraph, *nodes: Tensor, outputs: tuple[Tensor, ...], inputs:
 
 
 def most(graph: OpGraph, cut: Segment, summed: Iterable[Tensor] = (), samples: int = 1) -> int:
-    return working_set(graph, cut, node_seconds(graph, unknown=samples), summed, samples)
+    return working_set(graph, cut, node_seconds(graph, unknown=samples), summed, samples).bytes
 
 
 def test_a_tensor_is_there_until_its_last_reader_has_run() -> None:

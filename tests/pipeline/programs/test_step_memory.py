@@ -9,12 +9,13 @@ import pytest
 
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.split.split import Split
+from smp_tf.partition.split.working_set import Most
 from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.proposal import propose
 from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.simulate import simulate
-from smp_tf.pipeline.programs.step_memory import StepMemory, memory_over_step, step_memory
+from smp_tf.pipeline.programs.step_memory import StepMemory, memory_over_step, step_memory, step_memory_and_large
 from smp_tf.pipeline.run.step_tasks import edges_of, plan_program
 from tests.partition.op_graph_builder import chain_of_dense
 
@@ -51,7 +52,7 @@ def test_nothing_is_computed_while_a_tensor_is_sent_or_received(monkeypatch: pyt
     monkeypatch.setattr(
         importlib.import_module("smp_tf.pipeline.programs.step_memory"),
         "working_set",
-        lambda graph, segment, *rest: 10_000 if segment.sweep == 0 else 0,
+        lambda graph, segment, *rest: Most(10_000 if segment.sweep == 0 else 0, 0),
     )
     # The last forward pass has the stash of those before it beside it.
     assert held("simple", 4)[0] == StepMemory(1024, 8, 768 - 1024 + 10_000)
@@ -102,3 +103,14 @@ def test_what_is_held_from_moment_to_moment() -> None:
     ]
     fullest = step_memory(done, plan_program(done, "simple", 2), edges_of(done), [[ChunkTimes()] * 2])
     assert [max(one.total for _, one in moments) for moments in over_time] == [one.total for one in fullest]
+
+
+def test_large_tensors_are_counted_alone_where_that_is_asked_for() -> None:
+    """From 129 bytes on: activations of 128 bytes and losses are left out; two gradients of 256 bytes are not."""
+    done = cut_in_two("simple", 2)
+    given = done, plan_program(done, "simple", 2), edges_of(done), [[ChunkTimes()] * 2]
+    all_of_them, large = step_memory_and_large(*given, least=129)
+    assert all_of_them == held("simple", 2)
+    assert large == (StepMemory(0, 0, 512), StepMemory(0, 0, 512))
+    assert step_memory_and_large(*given, least=0) == (all_of_them, all_of_them)
+    assert step_memory_and_large(*given)[1] == ()
