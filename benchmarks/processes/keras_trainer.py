@@ -88,7 +88,7 @@ class Pipeline(Split):
         from smp_tf.partition.graph.op_kinds import MATRIX_OPS
         from smp_tf.partition.op_cost.function_cost import node_costs
 
-        plan = self.stopwatch.returned["preparation.memory_forecast.with_exact_transfers"]
+        plan, _ = self.stopwatch.returned["preparation.forecast_of_cut"]
         graph = self.stopwatch.returned["trace_step"].graph
         costs = zip(graph.nodes, node_costs(graph), strict=True)
         return {

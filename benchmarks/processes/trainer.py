@@ -203,7 +203,7 @@ class Split(Trainer):
                     "preparation.proposal.propose",
                     "preparation.agree_on_plan",
                     "preparation.cut_by_plan",
-                    "preparation.memory_forecast.with_exact_transfers",
+                    "preparation.forecast_of_cut",
                 ),
                 "build": ("preparation.plan_program", "preparation.build_stage_program", "preparation.decide_owners"),
             },
@@ -231,7 +231,7 @@ class Split(Trainer):
         """Returns the memory of this process, and what the plan foretold."""
         import smp_tf as smp
 
-        plan = self.stopwatch.returned["preparation.memory_forecast.with_exact_transfers"]
+        plan, _ = self.stopwatch.returned["preparation.forecast_of_cut"]
         stage = plan.forecast[smp.mp_rank()]
         forecast = {
             "weights": stage.weight_bytes,

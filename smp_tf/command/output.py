@@ -53,9 +53,11 @@ def put(text: str, to: TextIO | None, end: str = "\n") -> None:
         return
     try:
         try:
-            print(text, file=to, end=end, flush=True)
+            # In one piece: `print` would write the end of the line separately, and another thread's line between.
+            to.write(f"{text}{end}")
         except UnicodeEncodeError:
-            print(text.encode(to.encoding, "replace").decode(to.encoding), file=to, end=end, flush=True)
+            to.write(f"{text.encode(to.encoding, 'replace').decode(to.encoding)}{end}")
+        to.flush()
     except OSError as error:
         # Buffered text, which Python writes when it ends, is dropped, too.
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -153,10 +153,7 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
     is_told = step.decides and topology.rank == WRITER
     counted: tuple[int, ...] = ()
     if step.decides or any(model._smp_store.is_new for model in step.traced.models):
-        if is_told and not has_device():
-            plan, counted = exact_and_counted(plan, cut, step.request)
-        else:
-            plan = memory_forecast.with_exact_transfers(plan, cut, step.request)
+        plan, counted = forecast_of_cut(plan, cut, step.request, is_told=is_told)
         show_plan(plan)
         require_host_memory(plan, topology, memory_of_host(), knows_slots=step.knows_slots)
     if step.decides:
@@ -164,6 +161,22 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
         earlier_steps.remember(step.name, plan, graph, runtime.current().config)
     expected = expected_of(graph, step.request, plan, cut, counted) if is_told else None
     return AgreedPlan(plan, cut, number, expected)
+
+
+def forecast_of_cut(
+    plan: Plan, cut: Split, request: PlacementRequest, *, is_told: bool
+) -> tuple[Plan, tuple[int, ...]]:
+    """Returns the plan with the memory that its cut needs, and of how many bytes of each stage the first steps tell.
+
+    Args:
+        plan: the plan.
+        cut: the step, cut by the plan.
+        request: the request that the plan was made for.
+        is_told: whether this rank tells of the first steps.
+    """
+    if is_told and not has_device():
+        return exact_and_counted(plan, cut, request)
+    return memory_forecast.with_exact_transfers(plan, cut, request), ()
 
 
 def sparse_gradients(lowered: Lowered, cut: Split) -> list[tuple[int, ...]]:

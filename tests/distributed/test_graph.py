@@ -85,6 +85,8 @@ def test_live_activations_are_what_the_schedule_says(results: dict[str, CaseResu
     assert_live(results, (2, 1), layers=DEPTH // 2, samples=SAMPLES)
 
 
+# Its three launches of four ranks take half a minute. Two stages, above, run by default.
+@pytest.mark.full
 def test_live_activations_of_four_stages_are_what_the_schedule_says() -> None:
     # Up to five messages are on their way to and from a stage between two others: a stash has to be much more. And
     # tasks are to be longer than a thread waits for one of the processors, of which there are fewer than ranks: with

@@ -10,7 +10,6 @@ from tests.house.imports import ROOT, sources
 #: The files that call `print`, and why.
 PRINTING = {
     "ops/build.py": "it is a command too, which says what it compiles",
-    "smp_tf/command/output.py": "what `smp-tf` says goes this way",
     "smp_tf/training/callbacks.py": "it is a callback that prints for the script",
 }
 

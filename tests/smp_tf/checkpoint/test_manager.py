@@ -21,6 +21,7 @@ from smp_tf.checkpoint import folder_lock, pending, restore, writing
 from smp_tf.checkpoint import manager as checkpointing
 from smp_tf.errors import CheckpointError, RankMismatchError
 from smp_tf.job import exchange, runtime
+from tests.full_only import params
 
 pytestmark = pytest.mark.large
 
@@ -381,8 +382,10 @@ class TestOtherValuesBeforeTheFirstStep:
     def make(self, request: pytest.FixtureRequest) -> Callable[[], smp.DistributedModel]:
         return self.MODELS[request.param]
 
-    @pytest.mark.parametrize("file", ["w.h5", "w"])
-    @pytest.mark.parametrize("restore_last", [False, True], ids=["load last", "restore last"])
+    @pytest.mark.parametrize(
+        ("file", "restore_last"),
+        params([("w.h5", False), ("w", True), ("w.h5", True), ("w", False)], [("w.h5", True), ("w", False)]),
+    )
     def test_of_a_file(
         self, make: Callable[[], smp.DistributedModel], file: str, restore_last: bool, tmp_path: Path
     ) -> None:
