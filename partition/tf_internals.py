@@ -269,7 +269,7 @@ def _leave(runtime: Any, names: Sequence[str]) -> None:
 class TracedFunction:
     """A traced function without its graph. It has what a concrete function is called by, under the same names.
 
-    A concrete function keeps the graph that it was traced in, of which the runtime has a copy.
+    A concrete function keeps its graph in memory. TensorFlow's runtime has a copy of it, and runs that copy.
 
     Args:
         traced: a concrete function that takes tensors and returns a list of them. Nothing else needs its graph.

@@ -21,6 +21,8 @@ class _Heap(ctypes.Structure):
 
 def parts() -> dict[str, int]:
     """Returns bytes by part. Resident memory is anonymous, of files, or shared; the other parts are anonymous."""
+    from smp_tf import tf_internals
+
     library = ctypes.CDLL(None)
     library.mallinfo2.restype = _Heap
     heap = library.mallinfo2()
@@ -31,8 +33,9 @@ def parts() -> dict[str, int]:
         "python": _python_arenas(),
         "c_heap": heap.uordblks,
         "c_heap_free": heap.fordblks,
-        "tensors": _tensors("current"),
-        "tensors_peak": _tensors("peak"),
+        # Of 256 KiB and more; 0 where TensorFlow does not count them, without oneDNN.
+        "tensors": tf_internals.memory_in_use(),
+        "tensors_peak": tf_internals.peak_memory() or 0,
     }
 
 
@@ -45,8 +48,11 @@ def graphs() -> dict[str, int]:
 
 
 def return_free_memory() -> None:
-    """Gives memory of the C library that is free back to the system."""
-    ctypes.CDLL(None).malloc_trim(0)
+    """Gives memory of the C library that is free back to the system, where the library can do so."""
+    from smp_tf.steps.free_memory import returning_function
+
+    if give_back := returning_function():
+        give_back()
 
 
 def forget_tensors_peak() -> None:
@@ -54,16 +60,6 @@ def forget_tensors_peak() -> None:
     import tensorflow as tf
 
     tf.config.experimental.reset_memory_stats("CPU:0")
-
-
-def _tensors(kind: str) -> int:
-    """Returns bytes of tensors of 256 KiB and more; 0 where TensorFlow does not count them, without oneDNN."""
-    import tensorflow as tf
-
-    try:
-        return int(tf.config.experimental.get_memory_info("CPU:0")[kind])
-    except (ValueError, tf.errors.OpError):
-        return 0
 
 
 def _python_arenas() -> int:

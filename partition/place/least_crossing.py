@@ -5,99 +5,21 @@
     between stages 0 and 1                              b is before the border, e is not: the least cut between them
 
 For each border, the units that may be on either side of it, and no other, are open. Those before it are on its first
-side, those after it on its second. A tensor counts there if what makes it and what reads it are on these two stages. A
-flow of water from side to side shows the least that crosses, by whichever way. What surely crosses between other stages
-is added.
-
-Source:
-    Dinic's algorithm for the largest flow, which is as large as the smallest cut.
+side, those after it on its second. A tensor counts there if what makes it and what reads it are on these two stages.
+The minimum cut between the two sides is the least that crosses. What surely crosses between other stages is added.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+
+import networkx as nx
 
 from smp_tf.partition.place.placement import Chain
 from smp_tf.partition.units.cost import Weight
 
-
-@dataclass
-class _Network:
-    """Pipes between points, each with what can still flow through it.
-
-    Args:
-        pipes: for each point, the numbers of the pipes from it. The pipe back has the other number of a pair.
-        ends: where each pipe ends.
-        room: what can still flow through each pipe.
-    """
-
-    pipes: list[list[int]] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    room: list[float] = field(default_factory=list)
-
-    def point(self) -> int:
-        """Adds a point."""
-        self.pipes.append([])
-        return len(self.pipes) - 1
-
-    def pipe(self, begin: int, end: int, room: float) -> None:
-        """Adds a pipe."""
-        for one, other, free in ((begin, end, room), (end, begin, 0.0)):
-            self.pipes[one].append(len(self.ends))
-            self.ends.append(other)
-            self.room.append(free)
-
-    def largest_flow(self, source: int, sink: int) -> float:
-        """Returns how much can flow from one point to another."""
-        total = 0.0
-        while True:
-            far = self._distances(source)
-            if far[sink] < 0:
-                return total
-            following = [0] * len(self.pipes)
-            while pushed := self._push(source, sink, far, following):
-                total += pushed
-
-    def _distances(self, source: int) -> list[int]:
-        far = [-1] * len(self.pipes)
-        far[source] = 0
-        waiting = deque([source])
-        while waiting:
-            at = waiting.popleft()
-            for pipe in self.pipes[at]:
-                end = self.ends[pipe]
-                if self.room[pipe] > 0 and far[end] < 0:
-                    far[end] = far[at] + 1
-                    waiting.append(end)
-        return far
-
-    def _push(self, source: int, sink: int, far: Sequence[int], following: list[int]) -> float:
-        """Lets as much flow through one way of shortest length as there is room, and returns how much."""
-        way: list[int] = []
-        at = source
-        while at != sink:
-            while following[at] < len(self.pipes[at]):
-                pipe = self.pipes[at][following[at]]
-                if self.room[pipe] > 0 and far[self.ends[pipe]] == far[at] + 1:
-                    break
-                following[at] += 1
-            else:
-                if not way:
-                    return 0.0
-                # No way on: the pipe that led here is done with.
-                at = self.ends[way.pop() ^ 1]
-                following[at] += 1
-                continue
-            way.append(pipe)
-            at = self.ends[pipe]
-        pushed = min(self.room[pipe] for pipe in way)
-        for pipe in way:
-            self.room[pipe] -= pushed
-            self.room[pipe ^ 1] += pushed
-        return pushed
+#: The points of a network for what is surely before a border, and for what is surely after it.
+_BEFORE, _AFTER = "before", "after"
 
 
 def least_crossing(
@@ -152,21 +74,16 @@ def _at_border(
 ) -> float:
     """Returns the least bytes that cross the border after a stage, of tensors that are at no other border."""
     first, last = within
-    network = _Network()
-    source, sink = network.point(), network.point()
-    points: dict[int, int] = {}
+    network = nx.DiGraph()
+    network.add_nodes_from((_BEFORE, _AFTER))
 
-    def point_of(unit: int) -> int | None:
+    def point_of(unit: int) -> Hashable | None:
         """Returns the point of a unit that is on one of the two stages next to the border; None of any other."""
         if first[unit] < border or last[unit] > border + 1:
             return None
         if last[unit] == border:
-            return source
-        if first[unit] == border + 1:
-            return sink
-        if unit not in points:
-            points[unit] = network.point()
-        return points[unit]
+            return _BEFORE
+        return _AFTER if first[unit] == border + 1 else unit
 
     for flow in chain.flows:
         made, read = point_of(flow.producer), [point_of(unit) for unit in flow.consumers]
@@ -183,15 +100,16 @@ def _at_border(
         one, other = point_of(before), point_of(after)
         if one is not None and other is not None:
             # What is needed is not after the border where what needs it is before.
-            network.pipe(other, one, math.inf)
-    return network.largest_flow(source, sink)
+            network.add_edge(other, one)
+    return float(nx.minimum_cut_value(network, _BEFORE, _AFTER))
 
 
-def _add_tensor(network: _Network, made: int, read: Sequence[int], nbytes: float) -> None:
+def _add_tensor(network: nx.DiGraph, made: Hashable, read: Sequence[Hashable], nbytes: float) -> None:
     """Adds a tensor that crosses once, however many read it: where some are on the other side than its maker."""
-    ahead, behind = network.point(), network.point()
-    network.pipe(made, ahead, nbytes)
-    network.pipe(behind, made, nbytes)
+    ahead, behind = ("ahead", len(network)), ("behind", len(network))
+    network.add_edge(made, ahead, capacity=nbytes)
+    network.add_edge(behind, made, capacity=nbytes)
     for point in read:
-        network.pipe(ahead, point, math.inf)
-        network.pipe(point, behind, math.inf)
+        # An edge without a capacity may carry anything.
+        network.add_edge(ahead, point)
+        network.add_edge(point, behind)

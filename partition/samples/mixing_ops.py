@@ -73,7 +73,7 @@ class Found:
 
     Args:
         held: where it holds samples; None where that is not known.
-        mixes: how the op mixes samples, in words; "" where it does not.
+        mixes: words for how the op mixes samples. They are "" where it does not mix them.
         picked: which samples it has taken, where these are not all.
     """
 

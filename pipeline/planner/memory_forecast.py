@@ -18,7 +18,7 @@ from smp_tf.partition.split.split import Split
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.updates_at_once import most_at_once
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
-from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory_and_large
+from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory
 from smp_tf.pipeline.run.step_tasks import edges_of, plan_program
 
 #: TensorFlow's allocator may hand out larger pieces than it is asked for, where half of the piece would be too small.
@@ -62,7 +62,7 @@ def held_and_large(
     times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
     # The faster stage decides where a message lies. Where the times are estimates, the stages may also be equally fast.
     possible = [times] if request.times.seconds else [times, [ChunkTimes() for _ in times]]
-    return step_memory_and_large(done, program, edges, possible, request.course.samples, least)
+    return step_memory(done, program, edges, possible, request.course.samples, least)
 
 
 def with_held(plan: Plan, done: Split, request: PlacementRequest, held: Sequence[StepMemory], least: int = 0) -> Plan:

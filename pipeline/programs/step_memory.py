@@ -57,8 +57,9 @@ def step_memory(
     edges: Sequence[Edge],
     times: Sequence[Sequence[ChunkTimes]],
     samples: int = 1,
-) -> tuple[StepMemory, ...]:
-    """Returns what the stages of a cut step hold at their fullest.
+    least: int | None = None,
+) -> tuple[tuple[StepMemory, ...], tuple[StepMemory, ...]]:
+    """Returns what the stages of a cut step hold at their fullest: of all tensors, and of large ones alone.
 
     Args:
         split: the cut step.
@@ -67,44 +68,28 @@ def step_memory(
         times: how long the tasks of each chunk take, in any one unit. Where this is unknown, there are several
             candidates. For every stage, those count with which it holds the most.
         samples: samples of a microbatch, where the graph does not say their number.
+        least: bytes from which on a tensor is large. With None nothing is told of large ones.
 
     Returns:
-        One entry for each stage, without weights, slots, the stage's own sums of gradients and the batch.
-    """
-    return step_memory_and_large(split, program, edges, times, samples)[0]
-
-
-def step_memory_and_large(
-    split: Split,
-    program: Program,
-    edges: Sequence[Edge],
-    times: Sequence[Sequence[ChunkTimes]],
-    samples: int = 1,
-    least: int | None = None,
-) -> tuple[tuple[StepMemory, ...], tuple[StepMemory, ...]]:
-    """Returns the same twice: of all tensors, and of large ones alone.
-
-    Args:
-        split: the cut step.
-        program: the tasks of all stages, with transfers.
-        edges: the transfers, as the program names them.
-        times: how long the tasks of each chunk take; several candidates where this is unknown.
-        samples: samples of a microbatch, where the graph does not say their number.
-        least: bytes from which on a tensor is large. With None nothing is told of large ones.
+        One entry for each stage, without weights, slots, the stage's own sums of gradients and the batch; and the same
+        of large tensors, () where they are not asked for.
     """
     stages = _stages(split, program.stages, samples, least or 0)
-    held: list[list[list[StepMemory]]] = [[], []]
+    sizes = (False,) if least is None else (False, True)
+    held: dict[bool, list[list[StepMemory]]] = {False: [], True: []}
     for each in times:
         spans = simulate(program, each, edges).spans
         read = _first_reads(split, spans)
         lives = [list(stage.lives(own, read)) for stage, own in zip(stages, spans, strict=True)]
-        for large in (False, True)[: 1 + (least is not None)]:
+        for large in sizes:
             timed = zip(stages, spans, lives, strict=True)
             held[large].append([stage.fullest(own, lived, large=large) for stage, own, lived in timed])
-    most, of_large = (
-        tuple(max(each, key=lambda memory: memory.total) for each in zip(*found, strict=True)) for found in held
-    )
-    return most, of_large
+    return _most_of_each(held[False]), _most_of_each(held[True])
+
+
+def _most_of_each(found: Sequence[Sequence[StepMemory]]) -> tuple[StepMemory, ...]:
+    """Returns what each stage holds with the times with which it holds the most."""
+    return tuple(max(each, key=lambda memory: memory.total) for each in zip(*found, strict=True))
 
 
 def memory_over_step(

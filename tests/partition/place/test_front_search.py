@@ -15,7 +15,8 @@ from smp_tf.partition.place.trade import Offer
 from smp_tf.partition.units.cost import Flow, Stash, Weight
 from tests.partition.chains import names
 
-#: What ZB-V keeps on two stages, what 1F1B keeps of two chunks each, and two shapes of which one stage has two runs.
+#: Placements of chunks, with the numbers of stashes that each stage keeps at its fullest. "in a V" is as in ZB-V, and
+#: "in turn" as in 1F1B with two chunks per stage. In the last two, one stage or two stages have a second run.
 SHAPES = {
     "in a V": Chunks((0, 1, 1, 0), (({0: 3, 3: 1}, {0: 2, 3: 2}), ({1: 2, 2: 2},))),
     "in turn": Chunks((0, 1, 0, 1), (({0: 3, 2: 2},), ({1: 2, 3: 1},))),

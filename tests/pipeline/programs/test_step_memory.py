@@ -15,7 +15,7 @@ from smp_tf.pipeline.planner.proposal import propose
 from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.simulate import simulate
-from smp_tf.pipeline.programs.step_memory import StepMemory, memory_over_step, step_memory, step_memory_and_large
+from smp_tf.pipeline.programs.step_memory import StepMemory, memory_over_step, step_memory
 from smp_tf.pipeline.run.step_tasks import edges_of, plan_program
 from tests.partition.op_graph_builder import chain_of_dense
 
@@ -28,7 +28,7 @@ def cut_in_two(schedule: str, microbatches: int, graph: OpGraph | None = None) -
 
 def held(schedule: str, microbatches: int, graph: OpGraph | None = None) -> tuple[StepMemory, ...]:
     done = cut_in_two(schedule, microbatches, graph)
-    return step_memory(done, plan_program(done, schedule, microbatches), edges_of(done), [[ChunkTimes()] * 2])
+    return step_memory(done, plan_program(done, schedule, microbatches), edges_of(done), [[ChunkTimes()] * 2])[0]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_is_held_from_moment_to_moment() -> None:
         "5: 384 8 768",
         "7: 0 8 0",
     ]
-    fullest = step_memory(done, plan_program(done, "simple", 2), edges_of(done), [[ChunkTimes()] * 2])
+    fullest, _ = step_memory(done, plan_program(done, "simple", 2), edges_of(done), [[ChunkTimes()] * 2])
     assert [max(one.total for _, one in moments) for moments in over_time] == [one.total for one in fullest]
 
 
@@ -109,8 +109,8 @@ def test_large_tensors_are_counted_alone_where_that_is_asked_for() -> None:
     """From 129 bytes on: activations of 128 bytes and losses are left out; two gradients of 256 bytes are not."""
     done = cut_in_two("simple", 2)
     given = done, plan_program(done, "simple", 2), edges_of(done), [[ChunkTimes()] * 2]
-    all_of_them, large = step_memory_and_large(*given, least=129)
+    all_of_them, large = step_memory(*given, least=129)
     assert all_of_them == held("simple", 2)
     assert large == (StepMemory(0, 0, 512), StepMemory(0, 0, 512))
-    assert step_memory_and_large(*given, least=0) == (all_of_them, all_of_them)
-    assert step_memory_and_large(*given)[1] == ()
+    assert step_memory(*given, least=0) == (all_of_them, all_of_them)
+    assert step_memory(*given)[1] == ()
