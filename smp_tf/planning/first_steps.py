@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from rich.table import Table
 from smp_tf import tf_internals
 from smp_tf.announce import tell_in_time
 from smp_tf.job import runtime
-from smp_tf.job.at_shutdown import on_leaving
 from smp_tf.job.channel import tag_of
+from smp_tf.job.step_waits import wait_beside_steps
 from smp_tf.job.topology import Topology
 from smp_tf.job_state import JobState
 from smp_tf.keras.optimizer_reports import slot_bytes_here
@@ -81,8 +80,12 @@ def watch(program: int, plan: Plan, expected: Expected | None = None) -> None:
         return
     _State.program = program
     report = _Report(program, plan, expected, running.topology, running.transport)
-    report.start()
-    on_leaving(report.end)
+    # A report that has begun by then is finished; no other begins.
+    wait_beside_steps("first steps", running.transport, report.tell, then=_forget_program)
+
+
+def _forget_program() -> None:
+    _State.program = None
 
 
 @dataclass(frozen=True)
@@ -130,18 +133,9 @@ class _Report:
         self._expected = expected
         self._topology = topology
         self._transport = transport
-        self._thread = threading.Thread(target=self._run, name="smp_tf first steps", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        """Lets the thread end. A report that has begun by now is finished; no other begins."""
-        self._transport.stop_awaiting()
-        self._thread.join()
-        _State.program = None
-
-    def _run(self) -> None:
+    def tell(self) -> None:
+        """Waits for the first steps. Then rank 0 tells, and others send it what they have measured."""
         try:
             if self._topology.rank == WRITER:
                 self._gather()
