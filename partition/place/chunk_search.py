@@ -63,7 +63,7 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class _Shared:
+class SharedWeights:
     """Weights that the same units use.
 
     Args:
@@ -107,7 +107,7 @@ class ChunkSearch:
         self._starts = earliest_starts(chain, chunks.placement)
         self._seconds = chain.seconds_per_byte / microbatches
         self._limits = np.asarray([math.inf if limit is None else limit for limit in ranks.memory])
-        self._shared = _shared_of(chain)
+        self._shared = shared_of(chain)
         self._far = far_tensors(chain, microbatches, len(chunks.placement))
         #: The first and the last chunk of each run of chunks on one stage.
         self._joined = list(_joined(chunks.placement))
@@ -316,14 +316,14 @@ class ChunkSearch:
         return np.asarray(sorted(place for place in near if 0 < place < self._costs.count), np.int64)
 
 
-def _shared_of(chain: Chain) -> list[_Shared]:
+def shared_of(chain: Chain) -> list[SharedWeights]:
     """Returns the weights that several units use, those with the same users together."""
     found: dict[tuple[int, ...], list[Weight]] = {}
     for weight in chain.weights:
         if len(weight.users) > 1:
             found.setdefault(weight.users, []).append(weight)
     return [
-        _Shared(
+        SharedWeights(
             users,
             tuple(weight.variable for weight in weights),
             sum(weight.copied for weight in weights),

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from smp_tf.partition.place.chunk_search import shared_of
 from smp_tf.partition.place.placement import Chain, Chunks, Ranks
 from smp_tf.partition.place.run_costs import Array, RunCosts, far_tensors
 from smp_tf.partition.place.solve_chain import earliest_starts
@@ -122,10 +123,7 @@ class FrontSearch:
         self._starts = earliest_starts(chain, chunks.placement)
         self._far = far_tensors(chain, microbatches, len(chunks.placement))
         #: By their users, the bytes of copies of shared weights.
-        self._shared: dict[tuple[int, ...], float] = {}
-        for weight in chain.weights:
-            if len(weight.users) > 1:
-                self._shared[weight.users] = self._shared.get(weight.users, 0.0) + weight.copied
+        self._shared = {shared.users: shared.copied for shared in shared_of(chain)}
 
     def most_even(self, like: Cuts) -> list[Cuts]:
         """Returns cuts whose fullest, or slowest, stage has little, the best last.
@@ -153,7 +151,7 @@ class FrontSearch:
         places = self._places()
         step = max(1, len(places) // _MIDDLES) if len(places) > _FEW else 1
         found = [cuts for cuts in [self._best(places, like, value, step)] if cuts is not None]
-        near, are_all = [*found, like][0], len(places) == self._costs.count - 1
+        near, are_all = (found or [like])[0], len(places) == self._costs.count - 1
         if are_all and (self._fronts.meet or len(places) <= _FEW):
             return found
         nearest = self._best(places if are_all else self._near(near), near, value)

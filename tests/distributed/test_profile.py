@@ -104,6 +104,10 @@ def test_the_command_shares_the_layers_out_over_several_processes(tmp_path: Path
     profile = json.loads(file.read_text())
     assert sorted(profile["units"]) == [f"chain/chain/dense{n}" for n in range(5)]
     assert profile["hardware"]["processes"] == 2
+    # What a message takes of a processor, and each byte: under a second, and under a second for a MiB.
+    of_message, of_byte = profile["message"]
+    assert 0.0 <= of_message < 1.0
+    assert 0.0 < of_byte < 2.0**-20
     assert "a microbatch of 4, forward and backward" in ran.output(0)
     assert "microbatch" not in ran.output(1)
     # A training of two ranks finds it, and so does the command.
