@@ -90,7 +90,7 @@ def main() -> None:
     """Measures, and prints the table."""
     given = arguments()
     result: dict[str, Any] = circumstances(given)
-    told = [f"{given.size}+tied=0", str(given.microbatches), "1"]
+    told = [f"{given.size}+tied=0", str(given.microbatches), "1", "estimate"]
     script = "processes/keras_trainer.py"
     try:
         with Crew(given.schedule, told, given.processes, given.patience, script=script) as crew:

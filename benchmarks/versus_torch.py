@@ -19,9 +19,9 @@ optimizer's time is included as if it were theirs. "of tasks' bound" takes the t
 pipeline, where ranks that share memory and cores slow each other. What is missing from 1 there is order, messages, and
 the step's beginning and end.
 
-smp_tf places the layers ("optimize": "speed"). torch's model is cut between halves of blocks, as near to these places
-as possible, or balanced by its own matrix products (--torch-cut). Both have the same losses, parameters and matrix
-products, or the run ends.
+smp_tf places the layers ("optimize": "speed"), by estimates or by a profile (--plan). torch's model is cut between
+halves of blocks, as near to these places as possible, or balanced by its own matrix products (--torch-cut). Both have
+the same losses, parameters and matrix products, or the run ends.
 
 Only this benchmark needs PyTorch, in an interpreter of its own or in this one.
 """
@@ -75,6 +75,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         choices=("plan", "balanced"),
         default="plan",
         help="where torch's model is cut: nearest to smp_tf's plan, or balanced by its own matrix products",
+    )
+    parser.add_argument(
+        "--plan",
+        choices=("estimate", "profile"),
+        default="estimate",
+        help="what smp_tf places layers by: estimates, or times of layers and messages that it measures before",
     )
     parser.add_argument("--torch-python", type=Path, help="an interpreter with PyTorch (default: this one)")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
@@ -169,7 +175,7 @@ def torch_crew(given: argparse.Namespace, way: str, size: str, cut: Sequence[int
 
 def smp_crew(given: argparse.Namespace, way: str, size: str, processes: int) -> Crew:
     """Starts processes of Keras."""
-    told = [size, str(given.microbatches), str(given.threads)]
+    told = [size, str(given.microbatches), str(given.threads), given.plan]
     return Crew(way, told, processes, given.patience, script="processes/keras_trainer.py")
 
 
@@ -292,6 +298,7 @@ def main() -> None:
             "optimizer": f"SGD, learning rate {LEARNING_RATE}",
             "dtype": "float32",
             "optimize": "speed",
+            "plan": given.plan,
             "torch_cut": given.torch_cut,
         },
         "models": {},
@@ -329,7 +336,7 @@ def about(result: dict[str, Any], size: str) -> str:
     return (
         f"GPT {size}: {model['parameters']:,} parameters, {model['flops'] / 1e9:,.3g} GFLOP of matrix products a "
         f"microbatch; {settings['microbatches']} microbatches, {settings['optimizer']}, {settings['dtype']}, "
-        f"{settings['threads']} thread(s) a process, torch's cut: {settings['torch_cut']}; "
+        f"{settings['threads']} thread(s) a process, plan by {settings['plan']}, torch's cut: {settings['torch_cut']}; "
         f"{settings['repetitions']} repetitions\n"
         f"{on['cpu']}, {on['cores']} cores, Python {platform.python_version()}, {versions}; "
         f"torch {on['torch']['torch']} (Python {on['torch']['python']}), gloo"

@@ -1,7 +1,9 @@
 """One process of Keras, which trains the GPT in its turns, alone or as a rank of smp_tf's pipeline.
 
-    python keras_trainer.py serial SIZE MICROBATCHES THREADS SOCKET
-    horovodrun -np 2 python keras_trainer.py gpipe SIZE MICROBATCHES THREADS SOCKET
+    python keras_trainer.py serial SIZE MICROBATCHES THREADS PLAN SOCKET
+    horovodrun -np 2 python keras_trainer.py gpipe SIZE MICROBATCHES THREADS PLAN SOCKET
+
+PLAN is "estimate" or "profile": what the plan takes for the times of layers and messages.
 
 It is the counterpart of `torch_trainer.py`. `versus_torch.py` starts both.
 """
@@ -67,15 +69,19 @@ class Serial(Accumulating):
 class Pipeline(Split):
     """This process is one rank of smp_tf's pipeline."""
 
-    def __init__(self, size: Any, microbatches: int) -> None:
+    def __init__(self, size: Any, microbatches: int, plan: str) -> None:
         import tf_keras
 
         self._at_start = memory_parts.parts()
         super().__init__(size, microbatches)
+        self._plan = plan
         self.optimizer = tf_keras.optimizers.SGD(LEARNING_RATE)
 
     def prepare(self) -> dict[str, Any]:
         """Runs the first step, and returns what `Split` returns and what was planned."""
+        if self._plan == "profile":
+            tokens = self.batch[0]
+            self.model.profile(tokens[: len(tokens) // self.microbatches])
         prepared = super().prepare()
         planned = self._planned()
         # What was noted on the way is memory that no training takes.
@@ -147,7 +153,7 @@ class Pipeline(Split):
 
 
 def main() -> None:
-    way, size, microbatches, threads, path = sys.argv[1:]
+    way, size, microbatches, threads, plan, path = sys.argv[1:]
     import tensorflow as tf
 
     tf.config.threading.set_inter_op_parallelism_threads(int(threads))
@@ -171,7 +177,8 @@ def main() -> None:
         rank = smp.rank()
     from models import gpt
 
-    trainer = (Serial if way == "serial" else Pipeline)(gpt.size_of(size), int(microbatches))
+    shape = gpt.size_of(size), int(microbatches)
+    trainer = Serial(*shape) if way == "serial" else Pipeline(*shape, plan)
     answer(trainer, rank, path)
 
 
