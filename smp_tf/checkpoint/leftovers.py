@@ -13,8 +13,9 @@ import contextlib
 import os
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 
-from smp_tf.checkpoint.files import listing
+from smp_tf.checkpoint.files import Listing, listing
 from smp_tf.files import contained_path, durable_files
 
 _PART_FOLDER = re.compile(r"mp_rank_[0-9]+")
@@ -37,6 +38,25 @@ def clean(directory: str, series: str, before: float) -> None:
     found = listing(directory, series)
     if found.damaged:
         return
+    for files in left_of(directory, series, found).values():
+        if max(map(_written, files)) < before:
+            for path in files:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)
+
+
+def left_of(directory: str, series: str, found: Listing) -> Mapping[str, list[str]]:
+    """Returns the files of saves that are not complete: interrupted ones, and any that goes on.
+
+    Args:
+        directory: of the checkpoints.
+        series: common name of the checkpoints, such as "ckpt".
+        found: the manifests that there are. Parts of a manifest that cannot be read are returned as well.
+
+    Returns:
+        The paths of the files by the save's name for its parts, such as "ckpt-3-5f0c9a1e"; a manifest that did not come
+        into its place is alone under its file's name.
+    """
     left: defaultdict[str, list[str]] = defaultdict(list)
     ours = re.compile(rf"(({re.escape(series)}-[0-9]+-[0-9a-f]{{8}})(?:-[0-9]+)?)\.(index|data-)")
     for folder in sorted(filter(_PART_FOLDER.fullmatch, os.listdir(directory))):
@@ -53,11 +73,7 @@ def clean(directory: str, series: str, before: float) -> None:
             file.startswith(".") or file.endswith(".writing")
         ):
             left[file].append(os.path.join(directory, file))
-    for files in left.values():
-        if max(map(_written, files)) < before:
-            for path in files:
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(path)
+    return left
 
 
 def _written(path: str) -> float:

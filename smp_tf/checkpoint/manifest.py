@@ -19,8 +19,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.files import contained_path
 from smp_tf.partition.plan.json_record import record_from
@@ -31,6 +29,13 @@ VERSION = 2
 _WITHOUT_SLICES = 1
 #: How many characters of what is wrong with a manifest are shown, since names in it may have any length.
 _MOST_SAID = 500
+#: TensorFlow's names for the dtypes of tensors that can be in a file. So a manifest is read without TensorFlow.
+_DTYPES = frozenset({
+    "bfloat16", "bool", "complex128", "complex64", "float16", "float32", "float64", "float8_e4m3b11fnuz",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "int16", "int32", "int4", "int64", "int8",
+    "qint16", "qint32", "qint8", "quint16", "quint8", "string", "uint16", "uint32", "uint4", "uint64", "uint8",
+    "variant",
+})  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,10 +220,8 @@ def _require_in_parts(key: str, stored: StoredTensor, parts: int) -> None:
         is_right = is_right and bool(stored.shape) and end == stored.shape[0]
     if not is_right or not 0 <= stored.part < parts:
         raise CheckpointError(f"{key!r} must lie in the {parts} parts, each of its rows once. Received: {stored}")
-    try:
-        tf.as_dtype(stored.dtype)
-    except TypeError:
-        raise CheckpointError(f"{key!r} is of a dtype that there is not. Received: {stored.dtype!r}") from None
+    if stored.dtype not in _DTYPES:
+        raise CheckpointError(f"{key!r} is of a dtype that there is not. Received: {stored.dtype!r}")
 
 
 def _described(stored: StoredTensor) -> dict[str, Any]:

@@ -24,9 +24,10 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.announce import announce
-from smp_tf.checkpoint.files import check_files, read_rows, read_tensors
+from smp_tf.checkpoint.files import check_files
 from smp_tf.checkpoint.manifest import Manifest, StoredTensor
 from smp_tf.checkpoint.survey import Item, StateKind, Survey, survey, variable_of_slot
+from smp_tf.checkpoint.tensors import read_rows, read_tensors
 from smp_tf.errors import CheckpointError
 from smp_tf.job import exchange, runtime
 from smp_tf.keras import adapter

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from smp_tf.announce import tell
 from smp_tf.checkpoint import files as checkpoint_files
-from smp_tf.checkpoint import folder_lock, leftovers
+from smp_tf.checkpoint import folder_lock, leftovers, tensors
 from smp_tf.checkpoint.manifest import Manifest, Part, StoredTensor, require_own_part
 from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.checkpoint.survey import Item, StateKind, Survey, state_of
@@ -93,11 +93,11 @@ class Writing:
         mine = [i for i in self._found.items.values() if i.is_here and self._is_written_here(i)]
         try:
             if mine:
-                tensors = {item.key: _value(item) for item in mine}
+                values = {item.key: _value(item) for item in mine}
                 rows = {item.key: (*item.rows, item.extent) for item in mine if item.rows is not None}
-                part = checkpoint_files.write_part(self._directory, prefix, tensors, rows)
+                part = tensors.write_part(self._directory, prefix, values, rows)
                 told["part"] = dataclasses.asdict(part)
-                told["tensors"] = {item.key: self._described(item, tensors[item.key]) for item in mine}
+                told["tensors"] = {item.key: self._described(item, values[item.key]) for item in mine}
         except (OSError, CheckpointError, tf.errors.OpError) as error:
             told["error"] = f"{type(error).__name__}: {error}"
         except BaseException:
@@ -207,7 +207,7 @@ class Writing:
             for key, described in words["tensors"].items():
                 written.setdefault(key, []).append((len(parts), described))
             parts.append(part)
-        tensors = {key: _put_together(key, found) for key, found in written.items()}
+        stored = {key: _put_together(key, found) for key, found in written.items()}
         before = checkpoint_files.listing(self._directory, self._series)
         manifest = Manifest(
             name=self._name,
@@ -215,7 +215,7 @@ class Writing:
             partitions=self._topology.stages,
             replicas=self._topology.replicas,
             parts=tuple(parts),
-            tensors=tensors,
+            tensors=stored,
             optimizers=self._built,
             random=step_seeds.state(),
             saved_at=time.time(),

@@ -3,9 +3,10 @@
     smp-tf plan train.py:build --partitions 4 --microbatches 8 --batch-size 64
     smp-tf profile train.py:build --microbatches 8 --batch-size 64
     smp-tf timeline timeline --html out.html
+    smp-tf checkpoint list checkpoints
 
-Exit codes: 0; 1 where there is no such plan (the message says what would help); 2 where an argument or a file is wrong;
-130 where Ctrl-C ended the command. An error is told in one line.
+Exit codes: 0; 1 where there is no such plan (the message says what would help), and where a checkpoint is damaged or
+not there; 2 where an argument or a file is wrong; 130 where Ctrl-C ended the command. An error is told in one line.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import sys
 from collections.abc import Sequence
 
 from smp_tf import errors
-from smp_tf.command import plan, profile, timeline
+from smp_tf.command import checkpoint, plan, profile, timeline
 from smp_tf.command.arguments import Parser
 from smp_tf.command.output import UsageError, put, say, show
 from smp_tf.errors import PlacementError
 
 #: The sub-commands. Each is a file with its arguments and what it does.
-_COMMANDS = (plan, profile, timeline)
+_COMMANDS = (plan, profile, timeline, checkpoint)
 #: Errors of smp_tf. Their messages say all that there is to know.
 _TOLD = (UsageError, *(getattr(errors, name) for name in errors.__all__))
 #: A shell's exit code for a process that SIGINT ended.
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # On every start TensorFlow tells what it was compiled with, and that results of oneDNN differ. There are no
             # results here.
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-            given.run(given)
+            code: int | None = given.run(given)
         finally:
             # Output such as help is written here, so that an error shows now and not when Python ends.
             show("", end="")
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted.")
         return _INTERRUPTED
-    return 0
+    return code or 0
 
 
 def parser() -> argparse.ArgumentParser:

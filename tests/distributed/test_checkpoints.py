@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from smp_tf.checkpoint import files as checkpoint_files
+from smp_tf.checkpoint import tensors as checkpoint_tensors
 from tests.distributed.harness import Case, CaseResult, launch, launch_script
 from tests.full_only import params
 
@@ -263,7 +264,7 @@ def save_and_kill(rank: int, call: str, number: int, folder: Path) -> str:
     assert found.damaged == ()
     for manifest in found.manifests:
         checkpoint_files.check_files(str(folder), manifest)
-        tensors = checkpoint_files.read_tensors(str(folder), manifest, manifest.tensors)
+        tensors = checkpoint_tensors.read_tensors(str(folder), manifest, manifest.tensors)
         read = {key: value.numpy() for key, value in tensors}
         assert read["number"] == int(manifest.name[-1])
     return found.names[-1]

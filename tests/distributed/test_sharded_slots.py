@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from smp_tf.checkpoint import files as checkpoint_files
+from smp_tf.checkpoint import tensors as checkpoint_tensors
 from smp_tf.partition.place.slot_shares import Sized, share_out
 from tests.distributed.cases.sharded_slots import OPTIMIZERS
 from tests.distributed.harness import Case, CaseResult, launch
@@ -365,7 +366,7 @@ def test_slots_that_nobody_updates_are_not_saved(tmp_path: Path) -> None:
     manifest = checkpoint_files.read_manifest(str(tmp_path), "ckpt-1")
     momenta = [key for key in manifest.tensors if key.endswith("momentums")]
     assert len(momenta) == 3
-    for _, value in checkpoint_files.read_tensors(str(tmp_path), manifest, momenta):
+    for _, value in checkpoint_tensors.read_tensors(str(tmp_path), manifest, momenta):
         assert np.abs(value.numpy()).max() > 0.0
 
 

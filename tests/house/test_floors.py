@@ -69,8 +69,8 @@ USES = {
     "offline": "ground config keras collectives replicas sharding planning optimizer start steps model partition "
     "partition.graph partition.place partition.plan partition.split partition.units pipeline pipeline.measure "
     "pipeline.planner pipeline.programs pipeline.schedules",
-    "command": "ground config job recording start model offline partition partition.plan partition.units pipeline "
-    "pipeline.planner pipeline.schedules",
+    "command": "ground config job recording checkpoint start model offline partition partition.plan partition.units "
+    "pipeline pipeline.planner pipeline.schedules",
     "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer "
     "start steps whole_batch training model partition",
 }
@@ -142,6 +142,7 @@ INNER = {
     "partition/op_cost/function_graph.py": "TensorFlow is heavy, and plans that are read need none",
     "smp_tf/__init__.py": "`import smp_tf` loads nothing that is heavy; it looks up public names",
     "smp_tf/collectives/horovod_waits.py": "the compiled ops are loaded when Horovod is first called",
+    "smp_tf/command/checkpoint.py": "checkpoints are listed without TensorFlow",
     "smp_tf/command/named_function.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/plan.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/profile.py": "`smp-tf --help` comes without TensorFlow",

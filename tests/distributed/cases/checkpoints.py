@@ -15,6 +15,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf.checkpoint import files as checkpoint_files
 from smp_tf.checkpoint import restore
+from smp_tf.checkpoint import tensors as checkpoint_tensors
 from smp_tf.checkpoint.survey import StateKind, survey
 
 SAVED_AT = 3
@@ -127,7 +128,7 @@ def resumed(folder: str, eager: bool, shapes: str, when: str = "before", optimiz
     def noted(directory: str, manifest: Any, keys: Iterable[str]) -> Iterator[tuple[str, tf.Tensor]]:
         wanted = list(keys)
         read.extend(wanted)
-        return checkpoint_files.read_tensors(directory, manifest, wanted)
+        return checkpoint_tensors.read_tensors(directory, manifest, wanted)
 
     restore.read_tensors = noted
     try:
@@ -140,7 +141,7 @@ def resumed(folder: str, eager: bool, shapes: str, when: str = "before", optimiz
             training.predict(batch(2, shapes))
         losses = training.run(range(SAVED_AT, STEPS))
     finally:
-        restore.read_tensors = checkpoint_files.read_tensors
+        restore.read_tensors = checkpoint_tensors.read_tensors
     manifest = checkpoint_files.read_manifest(folder, "ckpt-1")
     of_stages = {key for key, stored in manifest.tensors.items() if stored.stage is not None}
     return {

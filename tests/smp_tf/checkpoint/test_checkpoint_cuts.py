@@ -26,6 +26,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.checkpoint import files, leftovers
+from smp_tf.checkpoint import tensors as checkpoint_tensors
 from smp_tf.checkpoint import writing as checkpoint_writing
 from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.checkpoint.survey import Item, StateKind, Survey
@@ -173,7 +174,7 @@ def check(directory: Path) -> int:
     for name in found.names:
         manifest = files.read_manifest(str(directory), name)
         files.check_files(str(directory), manifest)
-        tensors = files.read_tensors(str(directory), manifest, manifest.tensors)
+        tensors = checkpoint_tensors.read_tensors(str(directory), manifest, manifest.tensors)
         read = {key: set(value.numpy().ravel()) for key, value in tensors}
         assert read == {key: {manifest.sequence} for key in ("model/0", "model/1", "number")}
     # What was interrupted goes with the next save, and nothing else.

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from smp_tf.checkpoint import files, leftovers
+from smp_tf.checkpoint import tensors as checkpoint_tensors
 
 pytestmark = pytest.mark.large
 
@@ -83,7 +84,9 @@ def test_every_moment(number: int | None, tmp_path: Path) -> None:
         for name in found.names:
             manifest = files.read_manifest(str(folder), name)
             files.check_files(str(folder), manifest)
-            read = {key: v.numpy() for key, v in files.read_tensors(str(folder), manifest, manifest.tensors)}
+            read = {
+                key: v.numpy() for key, v in checkpoint_tensors.read_tensors(str(folder), manifest, manifest.tensors)
+            }
             assert read["more/2"].tolist() == [1.0] * 100
             assert manifest.sequence == read["value"] - 1
         seen.append((len(found.names), manifest.sequence))

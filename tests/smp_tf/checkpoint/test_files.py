@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from smp_tf.checkpoint import files, leftovers
 from smp_tf.checkpoint import manifest as checkpoint_manifest
+from smp_tf.checkpoint import tensors as checkpoint_tensors
 from smp_tf.checkpoint.manifest import Manifest, StoredTensor
 from smp_tf.errors import CheckpointError
 
@@ -28,7 +29,9 @@ def save(folder: Path, name: str = "ckpt-1", nonce: str = "0123abcd", values: An
     parts, tensors = [], {}
     for number, keys in enumerate([[first], others]):
         prefix = f"mp_rank_{number}/{name}-{nonce}"
-        parts.append(files.write_part(str(folder), prefix, {key: tf.constant(values[key]) for key in keys}))
+        parts.append(
+            checkpoint_tensors.write_part(str(folder), prefix, {key: tf.constant(values[key]) for key in keys})
+        )
         for key in keys:
             tensors[key] = StoredTensor(number, values[key].dtype.name, values[key].shape, "script")
     sequence = files.listing(str(folder), "ckpt").last_sequence + 1
@@ -54,7 +57,7 @@ def save_rows(folder: Path, *borders: int, value: Any = ROWS) -> Manifest:
     for number, (start, stop) in enumerate(itertools.pairwise(borders)):
         tensors = {"cut": tf.constant(value[start:stop]), **({} if number else {"whole": tf.constant(value)})}
         prefix = f"mp_rank_0/ckpt-1-0123abcd-{number}"
-        parts.append(files.write_part(str(folder), prefix, tensors, {"cut": (start, stop, len(value))}))
+        parts.append(checkpoint_tensors.write_part(str(folder), prefix, tensors, {"cut": (start, stop, len(value))}))
         slices.append((number, start, stop))
     whole = StoredTensor(0, value.dtype.name, value.shape, "slot")
     tensors = {"cut": dataclasses.replace(whole, slices=tuple(slices)), "whole": whole}
@@ -66,9 +69,9 @@ def save_rows(folder: Path, *borders: int, value: Any = ROWS) -> Manifest:
 def read(folder: Path, manifest: Manifest, key: str, *rows: int) -> Any:
     """A tensor, or rows of it."""
     if rows:
-        [(found, value)] = files.read_rows(str(folder), manifest, {key: rows})
+        [(found, value)] = checkpoint_tensors.read_rows(str(folder), manifest, {key: rows})
     else:
-        [(found, value)] = files.read_tensors(str(folder), manifest, [key])
+        [(found, value)] = checkpoint_tensors.read_tensors(str(folder), manifest, [key])
     assert found == key
     return value.numpy()
 
@@ -96,7 +99,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert len(read.digest) == 64
     assert dataclasses.replace(read, digest="") == written
     files.check_files(str(tmp_path), read)
-    found = {key: value.numpy().tolist() for key, value in files.read_tensors(str(tmp_path), read, ["b/c", "a"])}
+    found = {
+        key: value.numpy().tolist() for key, value in checkpoint_tensors.read_tensors(str(tmp_path), read, ["b/c", "a"])
+    }
     assert found == {"a": [[0, 1, 2], [3, 4, 5]], "b/c": 7}
 
 
@@ -109,8 +114,8 @@ def test_a_part_is_a_tensor_bundle_that_tensorflow_reads(tmp_path: Path) -> None
 def test_small_tensors_are_read_together_and_large_ones_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     values = {"x": np.zeros(1), "a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(100), "d": np.zeros(1)}
     manifest = save(tmp_path, values=values)
-    monkeypatch.setattr(files, "_GROUP", 32)
-    assert list(files._groups(manifest, ["a", "b", "c", "d", "x"])) == [
+    monkeypatch.setattr(checkpoint_tensors, "_GROUP", 32)
+    assert list(checkpoint_tensors._groups(manifest, ["a", "b", "c", "d", "x"])) == [
         (0, ["x"]),
         (1, ["a", "b"]),
         (1, ["c"]),
@@ -122,7 +127,7 @@ class TestRows:
     def test_are_put_together(self, tmp_path: Path) -> None:
         manifest = save_rows(tmp_path, 0, 4, 5, 10)
         files.check_files(str(tmp_path), manifest)
-        found = dict(files.read_tensors(str(tmp_path), manifest, ["cut", "whole"]))
+        found = dict(checkpoint_tensors.read_tensors(str(tmp_path), manifest, ["cut", "whole"]))
         np.testing.assert_array_equal(found["cut"], ROWS)
         np.testing.assert_array_equal(found["whole"], ROWS)
 
@@ -153,14 +158,14 @@ class TestRows:
     def test_keep_no_memory_but_their_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         manifest = save_rows(tmp_path, 0, 10, value=np.arange(80.0).reshape(10, 8))
         pieces: list[tf.Tensor] = []
-        reading = files._read
+        reading = checkpoint_tensors._read
 
         def noted(*args: Any) -> list[tf.Tensor]:
             pieces.extend(reading(*args))
             return pieces
 
-        monkeypatch.setattr(files, "_read", noted)
-        [(_, rows)] = files.read_rows(str(tmp_path), manifest, {"whole": (0, 8)})
+        monkeypatch.setattr(checkpoint_tensors, "_read", noted)
+        [(_, rows)] = checkpoint_tensors.read_rows(str(tmp_path), manifest, {"whole": (0, 8)})
         [piece] = pieces
         assert np.shares_memory(memoryview(piece), memoryview(piece[:8]))
         assert not np.shares_memory(memoryview(piece), memoryview(rows))
@@ -176,8 +181,11 @@ class TestRows:
 
     def test_all_of_them_in_one_part_are_a_whole(self, tmp_path: Path) -> None:
         tensors = {"a": tf.constant(ROWS)}
-        rows = files.write_part(str(tmp_path), "mp_rank_0/ckpt-1-0123abcd", tensors, {"a": (0, 10, 10)})
-        assert rows.index_hash == files.write_part(str(tmp_path), "mp_rank_0/ckpt-2-0123abcd", tensors).index_hash
+        rows = checkpoint_tensors.write_part(str(tmp_path), "mp_rank_0/ckpt-1-0123abcd", tensors, {"a": (0, 10, 10)})
+        assert (
+            rows.index_hash
+            == checkpoint_tensors.write_part(str(tmp_path), "mp_rank_0/ckpt-2-0123abcd", tensors).index_hash
+        )
 
     def test_that_are_damaged_are_named_with_their_file(self, tmp_path: Path) -> None:
         manifest = save_rows(tmp_path, 0, 4, 10)
@@ -316,7 +324,7 @@ def test_the_same_number_again_replaces_the_manifest_and_touches_no_file_of_the_
     save(tmp_path, nonce="ffffffff", values={"a": np.ones(2, np.float32), "b/c": np.array(8, np.int64)})
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     manifest = files.read_manifest(str(tmp_path), "ckpt-1")
-    assert dict(files.read_tensors(str(tmp_path), manifest, ["b/c"]))["b/c"].numpy() == 8
+    assert dict(checkpoint_tensors.read_tensors(str(tmp_path), manifest, ["b/c"]))["b/c"].numpy() == 8
     leftovers.clean(str(tmp_path), "ckpt", math.inf)
     assert not set(before) & set(names(tmp_path))
 
@@ -366,9 +374,9 @@ class TestDamage:
         flip(path, 3 * 8 + 1)
         files.check_files(str(tmp_path), manifest)
         with pytest.raises(CheckpointError) as raised:
-            list(files.read_tensors(str(tmp_path), manifest, ["good", "bad"]))
+            list(checkpoint_tensors.read_tensors(str(tmp_path), manifest, ["good", "bad"]))
         assert str(raised.value).startswith(
             f"'bad' of checkpoint ckpt-1 cannot be read from {path}; the file is damaged."
         )
-        [(_, good)] = files.read_tensors(str(tmp_path), manifest, ["good"])
+        [(_, good)] = checkpoint_tensors.read_tensors(str(tmp_path), manifest, ["good"])
         assert good.numpy().tolist() == [0, 1, 2]

@@ -16,9 +16,9 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf import announce as announcing
-from smp_tf.checkpoint import files as checkpoint_files
 from smp_tf.checkpoint import folder_lock, pending, restore, writing
 from smp_tf.checkpoint import manager as checkpointing
+from smp_tf.checkpoint import tensors as checkpoint_tensors
 from smp_tf.errors import CheckpointError, RankMismatchError
 from smp_tf.job import exchange, runtime
 from tests.full_only import params
@@ -184,7 +184,7 @@ class TestManager:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(checkpoint_files, "sync", full)
+            patched.setattr(checkpoint_tensors, "sync", full)
             with pytest.raises(CheckpointError) as raised:
                 manager.save()
         assert "Checkpoint 'ckpt-2' could not be written:\nrank 0 (host " in str(raised.value)

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smp_tf.checkpoint import files
-from smp_tf.checkpoint.manifest import Manifest, Part, StoredTensor, decoded, encoded
+from smp_tf.checkpoint import tensors as checkpoint_tensors
+from smp_tf.checkpoint.manifest import _DTYPES, Manifest, Part, StoredTensor, decoded, encoded
 from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.errors import CheckpointError
 
@@ -49,6 +51,12 @@ def refused(folder: Path, name: str = "ckpt-1") -> str:
     assert str(raised.value).startswith(start)
     assert files.listing(str(folder), "ckpt").damaged == (str(folder / f"{name}.json"),)
     return str(raised.value)[len(start) :].partition(end)[0]
+
+
+def test_every_dtype_of_tensorflow_that_a_file_can_hold_is_known_without_it() -> None:
+    dtypes = {value.base_dtype.name for value in vars(tf.dtypes).values() if isinstance(value, tf.DType)}
+    assert dtypes - {"resource"} <= _DTYPES
+    assert [name for name in _DTYPES if tf.as_dtype(name).name != name] == []
 
 
 @pytest.mark.parametrize(
@@ -183,7 +191,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "mp_rank_0").symlink_to(tmp_path / "home")
     with pytest.raises(CheckpointError, match="a symbolic link, which may leave"):
-        files.write_part(str(tmp_path / "checkpoints"), PREFIX, {"a": np.zeros(2)})
+        checkpoint_tensors.write_part(str(tmp_path / "checkpoints"), PREFIX, {"a": np.zeros(2)})
     assert list((tmp_path / "home").iterdir()) == []
 
 
@@ -195,5 +203,5 @@ def test_checkpoints_of_the_version_before_are_read() -> None:
     for name, values in expected.items():
         read = files.read_manifest(str(STORED), name)
         files.check_files(str(STORED), read)
-        tensors = files.read_tensors(str(STORED), read, read.tensors)
+        tensors = checkpoint_tensors.read_tensors(str(STORED), read, read.tensors)
         assert {key: value.numpy().tolist() for key, value in tensors} == values

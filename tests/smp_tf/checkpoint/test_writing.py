@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.checkpoint import files, folder_lock
+from smp_tf.checkpoint import tensors as checkpoint_tensors
 from smp_tf.checkpoint import writing as checkpoint_writing
 from smp_tf.checkpoint.manifest import Manifest
 from smp_tf.checkpoint.rotation import Rotation, delete_series
@@ -54,7 +55,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Save]:
 
 def fill(place: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
     """From now on the disk is full, where it is first noticed at some place."""
-    write, sync = files.write_part, durable_files.sync
+    write, sync = checkpoint_tensors.write_part, durable_files.sync
     synced: list[str] = []
 
     def write_first(directory: str, prefix: str, *args: Any) -> Any:
@@ -69,7 +70,7 @@ def fill(place: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
         sync(path)
 
     if place == "a part":
-        patched.setattr(files, "write_part", write_first)
+        patched.setattr(checkpoint_tensors, "write_part", write_first)
     elif place == "the manifest":
         patched.setattr(os, "fdopen", lambda descriptor, mode: (os.close(descriptor), full()))
     elif place == "its rename":
@@ -264,13 +265,13 @@ def test_a_job_whose_parts_are_gone_commits_nothing(
 def test_a_rank_that_is_confused_is_named(
     changes: dict[str, Any], words: str, saved: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = files.write_part
+    write = checkpoint_tensors.write_part
 
     def confused(directory: str, prefix: str, *args: Any) -> Any:
         part = write(directory, prefix, *args)
         return dataclasses.replace(part, **changes) if "mp_rank_1" in prefix else part
 
-    monkeypatch.setattr(files, "write_part", confused)
+    monkeypatch.setattr(checkpoint_tensors, "write_part", confused)
     raised = saved("ckpt-1")
     assert all(words in error for error in raised), raised
     assert names(tmp_path) == [".ckpt.in-use"]
@@ -280,7 +281,7 @@ def test_an_interrupt_while_writing_leaves_nothing(
     tmp_path: Path, saved: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del saved
-    write = files.write_part
+    write = checkpoint_tensors.write_part
 
     def interrupted(*args: Any) -> None:
         write(*args)
@@ -288,7 +289,7 @@ def test_an_interrupt_while_writing_leaves_nothing(
 
     ranks = Ranks(monkeypatch, 1, 1)
     monkeypatch.setattr(runtime, "current", ranks.current)
-    monkeypatch.setattr(files, "write_part", interrupted)
+    monkeypatch.setattr(checkpoint_tensors, "write_part", interrupted)
 
     def saving(rank: int) -> None:
         writing = checkpoint_writing.Writing(str(tmp_path), "ckpt", "ckpt-1", survey_of(rank, 0))
@@ -354,5 +355,5 @@ def test_where_a_stage_has_two_shards_each_part_is_written_once(
         "rows": (0, ((0, 0, 1), (3, 1, 3))),
         "shards": (0, ((0, 0, 2), (2, 2, 3))),
     }
-    read = dict(files.read_tensors(str(tmp_path), manifest, manifest.tensors))
+    read = dict(checkpoint_tensors.read_tensors(str(tmp_path), manifest, manifest.tensors))
     assert {key: tensor.numpy().tolist() for key, tensor in read.items()} == dict.fromkeys(layouts, value.tolist())

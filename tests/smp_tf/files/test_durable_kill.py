@@ -20,6 +20,7 @@ import tensorflow as tf
 import smp_tf
 from smdistributed.modelparallel.tensorflow.utils import receive_checkpoint_files, send_checkpoint_files
 from smp_tf.checkpoint import files as checkpoint_files
+from smp_tf.checkpoint import tensors as checkpoint_tensors
 from smp_tf.checkpoint.manifest import Manifest, StoredTensor
 from smp_tf.files import durable_files
 from smp_tf.model import tf_checkpoint
@@ -156,7 +157,7 @@ def test_weights_in_tensorflows_files(tmp_path: Path) -> None:
 def test_checkpoints_that_are_received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(folder: Path, number: int, values: list[float]) -> None:
         prefix = f"mp_rank_0/ckpt-{number}-{len(values):08x}"
-        part = checkpoint_files.write_part(str(folder), prefix, {"v": tf.constant(values)})
+        part = checkpoint_tensors.write_part(str(folder), prefix, {"v": tf.constant(values)})
         tensors = {"v": StoredTensor(0, "float32", (len(values),), "script")}
         checkpoint_files.commit(str(folder), Manifest(f"ckpt-{number}", number, 1, 1, (part,), tensors))
 
@@ -177,7 +178,7 @@ def test_checkpoints_that_are_received(tmp_path: Path, monkeypatch: pytest.Monke
         assert found.damaged == ()
         *_, latest = found.manifests
         checkpoint_files.check_files(str(folder / "target"), latest)
-        [(_, value)] = checkpoint_files.read_tensors(str(folder / "target"), latest, ["v"])
+        [(_, value)] = checkpoint_tensors.read_tensors(str(folder / "target"), latest, ["v"])
         return [float(number) for number in value.numpy()]
 
     at_every_moment(tmp_path, prepare, change, look)
