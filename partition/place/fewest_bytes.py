@@ -3,6 +3,7 @@
     best balanced ──▶ what stages may have: its balance, and a tolerance more
                         ├──▶ solve_chain: the cut of one order within that which sends the fewest bytes, exactly
                         ├──▶ least_crossing: where branches can be next to each other, what any placement sends at least
+                        ├──▶ border_search: where few units can be on either side, the best of all placements
                         ├──▶ solve_dag: where that does not prove enough, any placement, or a better bound
                         ├──▶ front_search: where stages have two chunks, the cut at some places that sends the fewest
                         └──▶ chunk_search: where stages have several chunks, cuts that are found, and nothing proved
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.asked import Asked, Effort, Placed
+from smp_tf.partition.place.border_search import BorderSearch
 from smp_tf.partition.place.chunk_search import ChunkSearch, Cuts
 from smp_tf.partition.place.cut_search import Most
 from smp_tf.partition.place.front_search import MOST_PLACES, Fronts, FrontSearch
@@ -162,6 +164,14 @@ def _of_any_order(asked: Asked, effort: Effort, most: Most, known: _Offered) -> 
         bound = least_crossing(asked.chain, asked.pairs, within, asked.chunks.stages, asked.microbatches)
         if known.offer.sent <= bound * (1 + _NEAR):
             return None, min(bound, known.offer.sent)
+        borders = BorderSearch(asked, within)
+        if not borders.is_too_large:
+            placement, least = borders.sends_least(most)
+            bound = min(max(bound, least), known.offer.sent)
+            if placement is not None and _is_within(asked, placement, most):
+                return placement, bound
+            if known.offer.sent <= bound * (1 + _NEAR):
+                return None, bound
     problem = dataclasses.replace(asked.problem, hint=known.placement.chunk_of, within=within, most=most)
     try:
         found = solve_dag(problem, _SHARE * effort.seconds)

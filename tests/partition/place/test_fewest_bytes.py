@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smp_tf.partition.place import fewest_bytes
+from smp_tf.partition.place import border_search, fewest_bytes
 from smp_tf.partition.place import place as placing
-from smp_tf.partition.place.asked import Effort, Placed
+from smp_tf.partition.place.asked import Asked, Effort, Placed
+from smp_tf.partition.place.border_search import BorderSearch
 from smp_tf.partition.place.chunk_search import ChunkSearch
 from smp_tf.partition.place.cut_search import Most
 from smp_tf.partition.place.place import place
 from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, costed
 from smp_tf.partition.place.solve_chain import owner_choices
-from smp_tf.partition.place.solve_dag import solve_dags
+from smp_tf.partition.place.solve_dag import solve_dag, solve_dags
+from smp_tf.partition.place.stage_limits import StageLimits
 from smp_tf.partition.place.trade import Offer, sent_bytes
 from smp_tf.partition.units.cost import Flow, Stash, Weight
 from tests.partition.chains import chains, names, placements, problem
@@ -144,7 +146,7 @@ def random_graph(seed: int) -> tuple[Chain, list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("objective", ["memory", "speed"])
-def test_the_solver_proves_the_fewest_bytes_of_any_placement(objective: str) -> None:
+def test_the_fewest_bytes_of_any_placement_are_proved(objective: str) -> None:
     held, microbatches = (3, 2, 1), 4
     chunks, problems, wanted = Chunks.one_each(held), [], []
     for seed in range(12):
@@ -161,10 +163,26 @@ def test_the_solver_proves_the_fewest_bytes_of_any_placement(objective: str) -> 
         )
         options = {"objective": objective, "microbatches": microbatches, "in_flight": held}
         problems.append(problem(chain, needs, 3, **options, most=most))
+    alike = Ranks.alike(3)
+    proved = 0
     for one, least, found in zip(problems, wanted, solve_dags(problems, 5.0), strict=True):
         assert found is not None
         assert sent_bytes(one.chain, found.stage_of, microbatches) == pytest.approx(least)
         assert found.bound == pytest.approx(least, rel=1e-6)
+        # Without a solver.
+        most = one.most or Most()
+        limits = StageLimits(one.chain, one.needs, held, alike, objective)
+        within = limits.within(most.memory if objective == "memory" else most.time)
+        assert within is not None
+        search = BorderSearch(Asked(one.chain, one.needs, objective, microbatches, alike, chunks), within)
+        placement, bound = search.sends_least(most)
+        assert placement is not None
+        assert sent_bytes(one.chain, placement.stage_of, microbatches) == pytest.approx(bound)
+        assert bound <= least * (1 + 1e-9)
+        assert max(placement.times) <= most.time
+        proved += bound == pytest.approx(least)
+    # An owner of the shared weight may have too much, and the step may take too long.
+    assert proved >= 10
 
 
 def test_branches_side_by_side_send_less_than_any_cut() -> None:
@@ -175,10 +193,15 @@ def test_branches_side_by_side_send_less_than_any_cut() -> None:
     cut = place(chain, [(0, 2), (1, 3)], 2, effort=Effort(tolerance=0.05))
     assert cut.trade is not None
     assert (cut.trade.taken.sent, cut.trade.bound, cut.trade.bound_of_cuts) == (16.0, None, 16.0)
-    found = place(chain, [(0, 2), (1, 3)], 2, effort=Effort(seconds=2.0, tolerance=0.05))
-    assert found.placement.chunk_of in ((0, 1, 0, 1), (1, 0, 1, 0))
-    assert found.trade is not None
-    assert (found.trade.taken.sent, found.trade.bound) == (0.0, 0.0)
+    for is_solved in (False, True):
+        # By a solver where there are too many sets of units.
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(border_search, "_MOST_PAIRS", 0 if is_solved else 100)
+            patched.setattr(fewest_bytes, "solve_dag", solve_dag if is_solved else None)
+            found = place(chain, [(0, 2), (1, 3)], 2, effort=Effort(seconds=2.0, tolerance=0.05))
+        assert found.placement.chunk_of in ((0, 1, 0, 1), (1, 0, 1, 0))
+        assert found.trade is not None
+        assert (found.trade.taken.sent, found.trade.bound) == (0.0, 0.0)
 
 
 def test_few_bytes_are_not_worth_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
