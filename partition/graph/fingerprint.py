@@ -12,12 +12,14 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from smp_tf.partition.graph.graph_facts import graph_fact
 from smp_tf.partition.graph.node_def import attributes, functions, in_order
 from smp_tf.partition.graph.op_graph import OpGraph, TensorType
 
 _LEFT_OUT = frozenset({"seed", "seed2", "shared_name", "container", "token", "debug_name"})
 
 
+@graph_fact
 def fingerprint(graph: OpGraph) -> str:
     """Returns a hash of what a step computes, the same in every process that traced the same step.
 

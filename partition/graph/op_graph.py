@@ -17,11 +17,13 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 from smp_tf.partition.errors import GraphError
+from smp_tf.partition.graph.graph_caches import graph_cache
 
 ARGUMENT = "SmpArgument"
 CAPTURE = "SmpCapture"
@@ -35,12 +37,11 @@ UNSENDABLE_DTYPES = frozenset({"resource", "variant", "string"})
 _ITEM_BYTES = {"bool": 1, "half": 2, **dict.fromkeys(UNSENDABLE_DTYPES, 0)}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Tensor:
-    """Output number `index` of node number `node`."""
+class Tensor(NamedTuple):
+    """Output number `index` of node number `node`. It is a pair, since graphs look up tensors everywhere."""
 
     node: int
-    index: int
+    index: int  # type: ignore[assignment]  # the method of a tuple is of no use here
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,11 @@ class TensorType:
     @property
     def is_static(self) -> bool:
         """Returns whether every dimension is known."""
-        return self.shape is not None and all(d is not None for d in self.shape)
+        return self.shape is not None and None not in self.shape
+
+    def elements(self, unknown: int = 1) -> int:
+        """Returns the number of elements, each unknown dimension counted as `unknown`."""
+        return unknown if self.shape is None else _product(self.shape, unknown)
 
     def nbytes(self, unknown: int = 1, least: int = 0) -> int:
         """Returns the bytes of a tensor of this type, each unknown dimension counted as `unknown`.
@@ -77,12 +82,14 @@ class TensorType:
         """
         if self.entry is not None:
             return self.entries * self.entry.nbytes(unknown, least)
-        item = item_bytes(self.dtype)
-        if self.shape is None:
-            count = item * unknown
-        else:
-            count = item * math.prod(unknown if d is None else d for d in self.shape)
+        count = item_bytes(self.dtype) * (unknown if self.shape is None else _product(self.shape, unknown))
         return count if count >= least else 0
+
+
+@graph_cache(4096)
+def _product(shape: tuple[int | None, ...], unknown: int) -> int:
+    """Returns the product of a shape's dimensions. A step has few shapes, and asks for their sizes very often."""
+    return math.prod([unknown if d is None else d for d in shape])
 
 
 @functools.cache
@@ -218,6 +225,29 @@ class OpGraph:
         """Returns the type of a tensor."""
         return self.nodes[tensor.node].outputs[tensor.index]
 
+    def tensors_of(self, number: int) -> list[Tensor]:
+        """Returns the outputs of a node."""
+        return [Tensor(number, index) for index in range(len(self.nodes[number].outputs))]
+
+    @cached_property
+    def facts(self) -> dict[Hashable, Any]:
+        """Returns what was found out about the graph so far, for `graph_facts.py`."""
+        return {}
+
+    @cached_property
+    def data_from(self) -> tuple[tuple[int, ...], ...]:
+        """Returns, for each node, the nodes that it takes data from, in the order of its inputs."""
+        return tuple([tuple([tensor.node for tensor in node.inputs]) for node in self.nodes])
+
+    @cached_property
+    def data_to(self) -> tuple[tuple[int, ...], ...]:
+        """Returns, for each node, the nodes that take data from it, in order, each once."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for number, before in enumerate(self.data_from):
+            for each in dict.fromkeys(before):
+                found[each].append(number)
+        return tuple(map(tuple, found))
+
     @cached_property
     def consumers(self) -> dict[Tensor, tuple[int, ...]]:
         """Returns the nodes that take each tensor as data input, in order, each once."""
@@ -228,6 +258,23 @@ class OpGraph:
         return {tensor: tuple(readers) for tensor, readers in found.items()}
 
     @cached_property
+    def op_types(self) -> frozenset[str]:
+        """Returns the types of its ops."""
+        return frozenset({node.op for node in self.nodes})
+
+    @cached_property
+    def unsendable(self) -> frozenset[Tensor]:
+        """Returns the tensors that exist only inside one process."""
+        return frozenset(
+            {
+                Tensor(number, index)
+                for number, node in enumerate(self.nodes)
+                for index, kind in enumerate(node.outputs)
+                if kind.dtype in UNSENDABLE_DTYPES
+            }
+        )
+
+    @cached_property
     def number_of(self) -> dict[str, int]:
         """Returns each node's number by its name."""
         return {node.name: number for number, node in enumerate(self.nodes)}
@@ -235,8 +282,18 @@ class OpGraph:
     @cached_property
     def used_variables(self) -> frozenset[int]:
         """Returns the variables that an op reads or writes, or that have a gradient."""
-        touched = {variable for node in self.nodes for variable in node.reads + node.writes}
-        return frozenset(touched | {gradient.variable for gradient in self.gradients})
+        read = {variable for node in self.nodes for variable in node.reads}
+        return self.written_variables | read | {gradient.variable for gradient in self.gradients}
+
+    @cached_property
+    def written_variables(self) -> frozenset[int]:
+        """Returns the variables that an op writes."""
+        return frozenset({variable for node in self.nodes for variable in node.writes})
+
+    @cached_property
+    def written_states(self) -> frozenset[int]:
+        """Returns the variables of the script that an op writes."""
+        return frozenset({variable for variable in self.written_variables if not self.variables[variable].in_model})
 
     def ancestors(self, targets: Iterable[int], *, control: bool = True) -> set[int]:
         """Returns the numbers of the given nodes and of every node they need.
@@ -252,10 +309,9 @@ class OpGraph:
             if number in seen:
                 continue
             seen.add(number)
-            node = self.nodes[number]
-            stack.extend(t.node for t in node.inputs)
+            stack.extend(self.data_from[number])
             if control:
-                stack.extend(node.control)
+                stack.extend(self.nodes[number].control)
         return seen
 
     def subgraph(self, keep: Iterable[int]) -> OpGraph:

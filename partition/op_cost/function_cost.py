@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from smp_tf.partition.graph.graph_facts import graph_fact
 from smp_tf.partition.graph.node_def import MAX_DEPTH, attributes, bodies, functions, in_order
 from smp_tf.partition.graph.op_graph import VARIABLE, Node, OpGraph, Tensor, TensorType
 from smp_tf.partition.graph.op_kinds import CALL_OPS, FREE_OPS, FUNCTION_OPS, LOOP_OPS, PER_OUTPUT
@@ -56,15 +57,18 @@ def loop_trips(graph: OpGraph) -> dict[int, int]:
     return {number: max(known) for number, known in trips.items() if known}
 
 
+@graph_fact
 def _walk(graph: OpGraph, unknown: int) -> tuple[tuple[NodeCost, ...], dict[int, list[int]]]:
     """Returns the cost of every node, and how often the loops in those that call functions run."""
     library = functions(graph.library)
     costs: list[NodeCost] = []
     values: dict[Tensor, _Known] = {}
     trips: dict[int, list[int]] = {}
+    seen: list[Sequence[TensorType]] = []
     for number, node in enumerate(graph.nodes):
-        given = [values.get(t) for t in node.inputs]
-        inputs = [_held(graph, t) for t in node.inputs]
+        inputs = [seen[t.node][t.index] for t in node.inputs]
+        seen.append(_as_seen(graph, node) if node.op == VARIABLE else node.outputs)
+        given = list(map(values.get, node.inputs))
         if node.op in FUNCTION_OPS and node.definition:
             of_forward = trips.get(node.forward_of, []) if node.forward_of is not None else []
             call = _Caller(library, unknown, max(of_forward, default=None))
@@ -77,12 +81,12 @@ def _walk(graph: OpGraph, unknown: int) -> tuple[tuple[NodeCost, ...], dict[int,
     return tuple(costs), trips
 
 
-def _held(graph: OpGraph, tensor: Tensor) -> TensorType:
-    """Returns the type of an input. A variable's handle is given the shape of the variable."""
-    node, kind = graph.nodes[tensor.node], graph.type_of(tensor)
-    if node.op == VARIABLE and node.source is not None:
-        return TensorType(kind.dtype, graph.variables[node.source].type.shape)
-    return kind
+def _as_seen(graph: OpGraph, node: Node) -> Sequence[TensorType]:
+    """Returns the type of a variable's handle with the shape of the variable, as it counts for the handle's users."""
+    if node.source is None:
+        return node.outputs
+    shape = graph.variables[node.source].type.shape
+    return [TensorType(kind.dtype, shape) for kind in node.outputs]
 
 
 def _folded(op: str, attrs: Any, inputs: Sequence[_Known]) -> _Known:

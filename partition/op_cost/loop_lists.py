@@ -36,7 +36,7 @@ def with_list_lengths(graph: OpGraph, assumed: int = ASSUMED_TRIPS) -> OpGraph:
     Returns:
         The same graph where there are no lists. A list whose entries are in another list's memory counts none.
     """
-    if not any(kind.entry for node in graph.nodes for kind in node.outputs):
+    if not any([kind.entry for node in graph.nodes for kind in node.outputs]):
         return graph
     trips = loop_trips(graph)
     memory = _memory_of_lists(graph)

@@ -54,7 +54,7 @@ def with_few_turns(graph: OpGraph) -> OpGraph:
         The graph as it was, or one whose library has the changed functions under new names. The old names still mean
         the old functions to TensorFlow.
     """
-    if _AT_ONCE.encode() not in graph.library and not any(node.op in LOOP_OPS for node in graph.nodes):
+    if _AT_ONCE.encode() not in graph.library and LOOP_OPS.isdisjoint(graph.op_types):
         return graph
     loops = _Loops(functions(graph.library))
     new_names = {name: f"{name}{_NEW}" for name in loops.functions_that_change()}

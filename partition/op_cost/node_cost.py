@@ -62,13 +62,6 @@ class NodeCost:
 FREE = NodeCost(0.0, 0.0, 0.0)
 
 
-def elements(kind: TensorType, unknown: int = 1) -> float:
-    """Returns the number of elements of a tensor, each unknown dimension counted as `unknown`."""
-    if kind.shape is None:
-        return float(unknown)
-    return float(math.prod(unknown if d is None else d for d in kind.shape))
-
-
 def op_cost(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorType], unknown: int = 1) -> NodeCost:
     """Returns the cost of one op that calls no function.
 
@@ -84,24 +77,24 @@ def op_cost(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorTy
     op = node.op
     if op in FREE_OPS:
         return FREE
-    written = float(sum(t.nbytes(unknown) for t in outputs))
-    read = float(sum(t.nbytes(unknown) for t in inputs))
-    given = sum(elements(t, unknown) for t in outputs)
-    taken = elements(inputs[0], unknown) if inputs else 0.0
-    if op in MATRIX_OPS:
-        return NodeCost(_matrix_flops(node, inputs, outputs, unknown), read, written)
+    written = float(sum([kind.nbytes(unknown) for kind in outputs]))
     if op in MOVING_OPS:
         return NodeCost(0.0, written, written)
-    if op in PER_OUTPUT:
-        return NodeCost(PER_OUTPUT[op] * given, read, written)
+    read = float(sum([kind.nbytes(unknown) for kind in inputs]))
+    if op in MATRIX_OPS:
+        return NodeCost(_matrix_flops(node, inputs, outputs, unknown), read, written)
+    taken = float(inputs[0].elements(unknown)) if inputs else 0.0
     if op in PER_INPUT:
         return NodeCost(PER_INPUT[op] * taken, read, written)
+    given = float(sum([kind.elements(unknown) for kind in outputs]))
+    if op in PER_OUTPUT:
+        return NodeCost(PER_OUTPUT[op] * given, read, written)
     if op == "AddN":
         return NodeCost(max(len(inputs) - 1, 0) * given, read, written)
     if op in POOLING_OPS or op in POOLING_GRADIENTS:
         window = math.prod(attributes(node)["ksize"].list.i) if node.definition else 4
-        windows = elements(outputs[0], unknown) if op in POOLING_OPS else elements(inputs[-1], unknown)
-        return NodeCost(window * windows, read, written)
+        windows = outputs[0] if op in POOLING_OPS else inputs[-1]
+        return NodeCost(float(window * windows.elements(unknown)), read, written)
     if op in FACTORISATIONS:
         shape = inputs[0].shape if inputs else None
         side = shape[-1] if shape else None
@@ -116,7 +109,7 @@ def _dims(kind: TensorType, unknown: int) -> list[float]:
 def _matrix_flops(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorType], unknown: int) -> float:
     """Counts two operations for every multiply-and-add."""
     op = node.op
-    out = elements(outputs[0], unknown) if outputs else 0.0
+    out = float(outputs[0].elements(unknown)) if outputs else 0.0
     if op == "Einsum":
         return _einsum_flops(node, inputs, out, unknown)
     if op.startswith(("MatMul", "BatchMatMul", "SparseMatMul")):
@@ -124,9 +117,9 @@ def _matrix_flops(node: Node, inputs: Sequence[TensorType], outputs: Sequence[Te
         if len(left) < 2 or len(result) < 2:
             # Inside a function, perhaps only the right matrix is known. Each of its entries meets each row.
             return (
-                2.0 * max(out, elements(inputs[0], unknown))
+                2.0 * max(out, inputs[0].elements(unknown))
                 if len(result) < 2
-                else (2.0 * elements(inputs[1], unknown) * math.prod(result[:-1]))
+                else (2.0 * inputs[1].elements(unknown) * math.prod(result[:-1]))
             )
         # The left matrix is rows x inner or, transposed, inner x rows. So inner is its size divided by the rows of the
         # result.
@@ -134,9 +127,9 @@ def _matrix_flops(node: Node, inputs: Sequence[TensorType], outputs: Sequence[Te
     if op.startswith(("Conv", "DepthwiseConv")):
         depthwise = op.startswith("Depthwise")
         if op.removesuffix("V2").endswith("BackpropFilter"):
-            kernel, positions = outputs[0], elements(inputs[2], unknown)
+            kernel, positions = outputs[0], float(inputs[2].elements(unknown))
         elif op.removesuffix("V2").endswith("BackpropInput"):
-            kernel, positions = inputs[1], elements(inputs[2], unknown)
+            kernel, positions = inputs[1], float(inputs[2].elements(unknown))
         else:
             kernel, positions = inputs[1], out
         sides = _dims(kernel, unknown)
@@ -145,7 +138,7 @@ def _matrix_flops(node: Node, inputs: Sequence[TensorType], outputs: Sequence[Te
     # Sparse products and fused recurrent layers: each weight meets each row of the first input
     # once.
     rows = _dims(inputs[0], unknown)[:-1]
-    weights = max((elements(t, unknown) for t in inputs[1:]), default=1.0)
+    weights = max((float(kind.elements(unknown)) for kind in inputs[1:]), default=1.0)
     return 2.0 * math.prod(rows) * weights
 
 

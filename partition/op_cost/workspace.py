@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from smp_tf.partition.graph.node_def import attributes
 from smp_tf.partition.graph.op_graph import Node, OpGraph, TensorType
-from smp_tf.partition.op_cost.node_cost import elements
 
 #: Bytes of an index, such as that of the largest element of a window.
 _PLACE_BYTES = 8
@@ -21,6 +20,7 @@ _PLACE_BYTES = 8
 _ONEDNN_DTYPES = frozenset({"float32", "bfloat16", "half"})
 _CONVOLUTION_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv2DBackpropInput"})
 _KERNEL_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
+_WITH_WORKSPACE = _CONVOLUTION_GRADIENTS | _KERNEL_GRADIENTS | {"Einsum", "MaxPoolGrad"}
 #: Bytes of the processor's last-level cache, which TensorFlow fills with patches of images.
 _CACHE_BYTES = 32 * 2**20
 
@@ -33,10 +33,12 @@ def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
         node: the op.
         unknown: length assumed for dimensions that are known only when the step runs.
     """
+    if node.op not in _WITH_WORKSPACE:
+        return 0
     inputs = [graph.type_of(t) for t in node.inputs]
     if node.op == "MaxPoolGrad":
         # A second copy of the maxima, and where each was found.
-        return inputs[1].nbytes(unknown) + _PLACE_BYTES * int(elements(inputs[1], unknown))
+        return inputs[1].nbytes(unknown) + _PLACE_BYTES * inputs[1].elements(unknown)
     if node.op in _KERNEL_GRADIENTS and (own := _grouped(node, inputs, unknown)):
         return own
     if node.op in _CONVOLUTION_GRADIENTS and inputs[2].dtype not in _ONEDNN_DTYPES:
@@ -74,7 +76,7 @@ def _patches(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:
     is_filter = node.op == "Conv2DBackpropFilter"
     kernel = node.outputs[0] if is_filter else inputs[1]
     *window, taken, given = (unknown if side is None else side for side in kernel.shape or ())
-    made = elements(inputs[2], unknown)
+    made = inputs[2].elements(unknown)
     if not (window and given and made):
         return 0
     images = (inputs[2].shape or (1,))[0] or unknown

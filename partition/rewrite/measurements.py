@@ -25,13 +25,13 @@ def leave_the_model(graph: OpGraph) -> OpGraph:
         The graph. It is the same graph where there are no measurements. It is also the same where other layers of the
         model use their results; placing such a graph is an error.
     """
-    written = {v for node in graph.nodes for v in node.writes if not graph.variables[v].in_model}
+    written = graph.written_states
     if not written:
         return graph
     measurements: set[int] = set()
     for number, node in enumerate(graph.nodes):
         touched = {*node.reads, *node.writes}
-        if touched & written or any(t.node in measurements for t in node.inputs):
+        if touched & written or not measurements.isdisjoint(graph.data_from[number]):
             if node.backward or any(graph.variables[v].in_model for v in touched):
                 return graph
             measurements.add(number)

@@ -29,7 +29,7 @@ def as_values(graph: OpGraph) -> OpGraph:
     Args:
         graph: the op graph of a step, as traced. It is returned as it is where there is nothing to do.
     """
-    if not _has_states(graph):
+    if not graph.written_states:
         return graph
     needed, last = set[int](), dict[int, int]()
     stack = [tensor.node for gradient in graph.gradients for tensor in gradient.tensors]
@@ -39,7 +39,7 @@ def as_values(graph: OpGraph) -> OpGraph:
             continue
         needed.add(number)
         node = graph.nodes[number]
-        stack.extend(tensor.node for tensor in node.inputs)
+        stack.extend(graph.data_from[number])
         for variable in _states_of(graph, node):
             write = last_write_before(graph, number, variable)
             if node.op == "ReadVariableOp" and write is not None and _is_known(graph, write, variable):
@@ -97,11 +97,6 @@ def state_of_gradients(graph: OpGraph) -> str | None:
         for variable in _states_of(graph, graph.nodes[number]):
             return graph.variables[variable].name
     return None
-
-
-def _has_states(graph: OpGraph) -> bool:
-    """Returns whether a step writes a variable of the script."""
-    return any(not graph.variables[index].in_model for node in graph.nodes for index in node.writes)
 
 
 class _Rebuilt:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from smp_tf.partition.graph.graph_facts import graph_fact
 from smp_tf.partition.graph.op_graph import ARGUMENT, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import named
 
@@ -58,6 +59,7 @@ class NonlinearUse:
     variable: str | None
 
 
+@graph_fact
 def nonlinear_uses(graph: OpGraph) -> tuple[NonlinearUse, ...]:
     """Finds the results and writes of a step that are not linear in its gradients.
 
@@ -75,17 +77,16 @@ def nonlinear_uses(graph: OpGraph) -> tuple[NonlinearUse, ...]:
         # Backward computes other gradients from a gradient. That is no use of it.
         if node.backward or node.op in _SHAPES:
             continue
-        broken = next((stops[t] for t in node.inputs if t in stops), None)
-        outputs = [Tensor(number, index) for index in range(len(node.outputs))]
-        if node.op in _FINITE or (node.op in _OF_FINITE and any(t in finite for t in node.inputs)):
-            finite.update(outputs)
-        elif broken is not None:
-            stops.update(dict.fromkeys(outputs, broken))
-        elif any(t in linear for t in node.inputs):
+        if node.op in _FINITE or (node.op in _OF_FINITE and not finite.isdisjoint(node.inputs)):
+            finite.update(graph.tensors_of(number))
+        elif not stops.keys().isdisjoint(node.inputs):
+            broken = next(stops[t] for t in node.inputs if t in stops)
+            stops.update(dict.fromkeys(graph.tensors_of(number), broken))
+        elif not linear.isdisjoint(node.inputs):
             if _is_linear(graph, node, linear, finite, on_samples):
-                linear.update(outputs)
+                linear.update(graph.tensors_of(number))
             else:
-                stops.update(dict.fromkeys(outputs, number))
+                stops.update(dict.fromkeys(graph.tensors_of(number), number))
     uses = [
         NonlinearUse(graph.nodes[stops[t]].name, graph.nodes[stops[t]].op, position, None)
         for position, t in enumerate(graph.outputs)
@@ -108,21 +109,24 @@ def meets_states(graph: OpGraph) -> bool:
     Args:
         graph: a step, traced for a microbatch.
     """
-    written = {index for node in graph.nodes for index in node.writes if not graph.variables[index].in_model}
+    if not graph.written_states:
+        return False
     gradients = {tensor.node for gradient in graph.gradients for tensor in gradient.tensors}
     after: set[int] = set()
     for number, node in enumerate(graph.nodes):
-        if not node.backward and any(t.node in after or t.node in gradients for t in node.inputs):
+        before = graph.data_from[number]
+        if not node.backward and not (after.isdisjoint(before) and gradients.isdisjoint(before)):
             after.add(number)
     stack, met = list(after), set(after)
     while stack:
-        for tensor in graph.nodes[stack.pop()].inputs:
-            node = graph.nodes[tensor.node]
+        for number in graph.data_from[stack.pop()]:
+            node = graph.nodes[number]
             # What layers compute belongs to the loss.
-            if tensor.node not in met | gradients and not node.backward and not node.call:
-                met.add(tensor.node)
-                stack.append(tensor.node)
-    return any(index in written for n in met for index in (*graph.nodes[n].reads, *graph.nodes[n].writes))
+            if number not in met and number not in gradients and not node.backward and not node.call:
+                met.add(number)
+                stack.append(number)
+    touched = {index for n in met for index in (*graph.nodes[n].reads, *graph.nodes[n].writes)}
+    return not touched.isdisjoint(graph.written_states)
 
 
 def owner_of(graph: OpGraph, tensor: Tensor, gradients: Collection[Tensor]) -> Tensor | None:
@@ -177,7 +181,7 @@ def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tens
 def _reached(graph: OpGraph, starts: Iterable[int]) -> set[int]:
     """Returns all nodes that depend on one of some nodes."""
     found = set(starts)
-    for number, node in enumerate(graph.nodes):
-        if any(t.node in found for t in node.inputs):
+    for number, before in enumerate(graph.data_from):
+        if not found.isdisjoint(before):
             found.add(number)
     return found

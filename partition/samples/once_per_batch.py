@@ -184,11 +184,10 @@ def _touched_by(graph: OpGraph, returned: Collection[Tensor], part: OpGraph) -> 
         part: the same graph, in which all are.
     """
     wanted = [t.node for t in returned] + [n for n, node in enumerate(graph.nodes) if node.stateful]
-    written = {index for node in part.nodes for index in node.writes if not part.variables[index].in_model}
     found: set[int] = set()
     for number in graph.ancestors(wanted):
         node = graph.nodes[number]
         found.update(node.writes)
-        read = written.intersection(node.reads) - found
+        read = part.written_states.intersection(node.reads) - found
         found.update(index for index in read if last_write_before(part, number, index) is not None)
     return found

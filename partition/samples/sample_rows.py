@@ -28,7 +28,7 @@ from tensorflow.core.framework import node_def_pb2
 from smp_tf.partition.graph.node_def import constant
 from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, VARIABLE, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import RANDOM_OPS, named
-from smp_tf.partition.samples.same_place import are_alike
+from smp_tf.partition.samples.same_place import same_places
 
 #: Ops that compute every element of their output from the elements at the same place of their inputs.
 ELEMENTWISE = named(
@@ -80,6 +80,10 @@ class Content:
     states: bool = False
 
 
+#: The lengths of a tensor's dimensions, each for a batch and for a microbatch.
+Lengths = list[tuple[int | None, int | None]]
+
+
 class Rows(Protocol):
     """What is known of the tensors of a step's graph for a whole batch."""
 
@@ -112,6 +116,7 @@ class SampleRows:
         self._whole = whole
         self._part = part
         self._unknown = unknown
+        self._compared: dict[Tensor, Lengths | None] = {}
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Returns whether a tensor is made of constants alone, which may follow the number of samples."""
@@ -119,25 +124,13 @@ class SampleRows:
 
     def in_part(self, tensor: Tensor) -> Tensor | None:
         """Returns the tensor of the part's graph that is made at the same place; None where there is none."""
-        node = self._whole.nodes[tensor.node]
-        number = self._part.number_of.get(node.name)
-        if number is None:
-            return None
-        other = self._part.nodes[number]
-        # In the part, random ops were made stateless.
-        is_same = other.op == node.op or {other.op, node.op} <= RANDOM_OPS
-        if node.op == ARGUMENT:
-            is_same = is_same and other.source == node.source
-        if node.forward_of is not None and other.forward_of is not None:
-            # A backward pass may begin with other ops where sizes are left open.
-            forward = self._whole.nodes[node.forward_of].name
-            is_same = is_same and forward == self._part.nodes[other.forward_of].name
-        elif node.op not in RANDOM_OPS:
-            # Where one trace has made more ops, a name may stand for another op.
-            ours = [self._whole.nodes[t.node].name for t in node.inputs]
-            is_same = is_same and ours == [self._part.nodes[t.node].name for t in other.inputs]
-            is_same = is_same and are_alike(self._whole, node, self._part, other, self.samples)
-        return Tensor(number, tensor.index) if is_same and len(other.outputs) == len(node.outputs) else None
+        number = self._same[tensor.node]
+        return None if number is None else Tensor(number, tensor.index)
+
+    @cached_property
+    def _same(self) -> list[int | None]:
+        """For every node, the one of the part's graph that is made at the same place."""
+        return same_places(self._whole, self._part, self.samples)
 
     @cached_property
     def contents(self) -> tuple[tuple[Content, ...], ...]:
@@ -145,7 +138,10 @@ class SampleRows:
         found: list[tuple[Content, ...]] = []
         for number, node in enumerate(self._whole.nodes):
             given = [found[t.node][t.index] for t in node.inputs]
-            found.append(tuple(self._content(number, node, index, given) for index in range(len(node.outputs))))
+            together = _together(given)
+            found.append(
+                tuple([self._content(tensor, node, given, together) for tensor in self._whole.tensors_of(number)])
+            )
         return tuple(found)
 
     @cached_property
@@ -157,7 +153,8 @@ class SampleRows:
         constant: set[int] = set()
         found: set[int] = set()
         for number, node in enumerate(self._whole.nodes):
-            if node.op in SOURCES or node.op in RANDOM_OPS or any(t.node not in constant for t in node.inputs):
+            before = self._whole.data_from[number]
+            if node.op in SOURCES or node.op in RANDOM_OPS or not constant.issuperset(before):
                 continue
             if node.reads or node.writes or node.name in self._unknown:
                 continue
@@ -166,7 +163,7 @@ class SampleRows:
             is_same = other is not None and self._part.nodes[other].op == node.op
             if node.op == "Const" and is_same and other is not None:
                 is_same = _value(node) == _value(self._part.nodes[other])
-            if not is_same or any(t.node in found for t in node.inputs):
+            if not is_same or not found.isdisjoint(before):
                 found.add(number)
         return frozenset(constant), frozenset(found)
 
@@ -203,8 +200,13 @@ class SampleRows:
         known = tuple(d for d, (whole, part) in enumerate(lengths) if whole is not None and whole != part)
         return known or tuple(d for d, (whole, _) in enumerate(lengths) if whole is None)
 
-    def _lengths(self, tensor: Tensor) -> list[tuple[int | None, int | None]] | None:
+    def _lengths(self, tensor: Tensor) -> Lengths | None:
         """Returns each dimension's lengths, for the batch and for a microbatch; None where they cannot be compared."""
+        if tensor not in self._compared:
+            self._compared[tensor] = self._lengths_of_both(tensor)
+        return self._compared[tensor]
+
+    def _lengths_of_both(self, tensor: Tensor) -> Lengths | None:
         other = self.in_part(tensor)
         if other is None:
             return None
@@ -220,18 +222,20 @@ class SampleRows:
         samples in a batch, and do so in each of its microbatches.
         """
         lengths = self._lengths(tensor) or []
-        found = [d for d, (whole, part) in enumerate(lengths) if whole == self.samples and part != whole]
-        others = [d for d, (whole, part) in enumerate(lengths) if None not in (whole, part) and part != whole]
-        return found[0] if len(found) == 1 and set(others) <= set(found) else None
+        differing = [(d, whole, part) for d, (whole, part) in enumerate(lengths) if part != whole]
+        if not differing:
+            return None
+        found = [d for d, whole, _ in differing if whole == self.samples]
+        others = {d for d, *both in differing if None not in both}
+        return found[0] if len(found) == 1 and others <= set(found) else None
 
-    def _content(self, number: int, node: Node, index: int, given: list[Content]) -> Content:
-        found = self._content_without_states(number, node, index, given)
-        is_of_states = reads_state(self._whole, node) or any(c.states for c in given)
+    def _content(self, tensor: Tensor, node: Node, given: list[Content], together: Content) -> Content:
+        found = self._content_without_states(tensor, node, given, together)
+        is_of_states = together.states or reads_state(self._whole, node)
         return dataclasses.replace(found, states=True) if is_of_states else found
 
-    def _content_without_states(self, number: int, node: Node, index: int, given: list[Content]) -> Content:
-        tensor = Tensor(number, index)
-        only = self.axis_of_samples(tensor)
+    def _content_without_states(self, tensor: Tensor, node: Node, given: list[Content], together: Content) -> Content:
+        number, only = tensor.node, self.axis_of_samples(tensor)
         if node.op == ARGUMENT:
             return Content(rows=only, samples=self.differs(tensor) != ())
         if node.op == VARIABLE:
@@ -240,17 +244,16 @@ class SampleRows:
             return Content()
         if (node.op == "Const" and self._is_uniform(number)) or (node.op == "Fill" and self._is_filled(node, tensor)):
             return Content(rows=0, samples=True)
-        gradients = node.name in self._unknown or any(c.gradients for c in given)
-        samples = any(c.samples for c in given) or number in self._constants[1]
-        weights = any(c.weights for c in given)
+        gradients = node.name in self._unknown or together.gradients
+        samples = together.samples or number in self._constants[1]
+        weights, random = together.weights, together.random
         if node.op in RANDOM_OPS:
             return Content(rows=only, samples=True, random=only is None)
-        random = any(c.random for c in given)
         if node.backward and not gradients:
             return self._of_backward(tensor, given, Content(only, samples, weights, random=random))
         if (blocks := self._rearranged(node, tensor, given)) is not None and not gradients:
             return Content(0, samples, weights, blocks=blocks)
-        blocks = max((c.blocks for c in given if c.samples), default=1)
+        blocks = together.blocks
         if node.call:
             if blocks > 1 and self._has_blocks(tensor, blocks):
                 return Content(0, samples, weights, gradients, blocks=blocks)
@@ -444,6 +447,20 @@ class SampleRows:
         """Returns a number or truth value among the attributes of a node."""
         attribute = node_def_pb2.NodeDef.FromString(node.definition).attr[name]
         return int(attribute.i or attribute.b)
+
+
+def _together(given: list[Content]) -> Content:
+    """Returns what is made of tensors together: all that any of them is made of, and no rows."""
+    samples = weights = gradients = random = states = False
+    blocks = 1
+    for content in given:
+        samples |= content.samples
+        weights |= content.weights
+        gradients |= content.gradients
+        random |= content.random
+        states |= content.states
+        blocks = max(blocks, content.blocks) if content.samples else blocks
+    return Content(None, samples, weights, gradients, random, blocks, states)
 
 
 def reads_state(graph: OpGraph, node: Node) -> bool:

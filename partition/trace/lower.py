@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -76,27 +75,26 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
         The op graph, validated, with everything in it that the trace holds; nothing is pruned yet.
     """
     operations = trace.graph.get_operations()[: trace.length]
-    numbers = _Numbers(operations)
     graph_def = trace.graph.as_graph_def()
+    numbers = _Numbers(operations, graph_def)
     sources = _sources(trace, describe)
-    ops = _Ops(operations, numbers, graph_def, directions_of(trace, operations), sources.variable_of)
+    ops = _Ops(operations, numbers, directions_of(trace, operations), sources.variable_of)
     nodes: list[Node] = []
     for number, op in enumerate(operations):
         source = sources.node(op, numbers)
         nodes.append(ops.node(number, nodes) if source is None else source)
     written = {v for node in nodes for v in node.writes}
     outputs, results = _results(trace, numbers)
-    op_graph = _in_topological_order(
-        OpGraph(
-            nodes=_with_late_inputs(nodes),
-            calls=tuple(trace.recorder.calls),
-            variables=tuple(dataclasses.replace(v, read_only=v.index not in written) for v in sources.variables),
-            outputs=outputs,
-            gradients=_gradients(trace, sources.objects, numbers),
-            library=graph_def.library.SerializeToString(deterministic=True),
-        )
+    op_graph = OpGraph(
+        nodes=tuple(nodes),
+        calls=tuple(trace.recorder.calls),
+        variables=tuple(dataclasses.replace(v, read_only=v.index not in written) for v in sources.variables),
+        outputs=outputs,
+        gradients=_gradients(trace, sources.objects, numbers),
+        library=graph_def.library.SerializeToString(deterministic=True),
     )
-    op_graph = with_few_turns(dataclasses.replace(op_graph, nodes=_pair_function_calls(op_graph.nodes)))
+    op_graph = _in_topological_order(_with_late_inputs(op_graph))
+    op_graph = with_few_turns(_with_paired_calls(op_graph))
     op_graph = with_list_lengths(op_graph)
     op_graph.validate()
     return Lowered(op_graph, tuple(sources.objects), tuple(sources.captures), results)
@@ -107,22 +105,38 @@ class _Numbers:
 
     Args:
         operations: the ops.
+        graph_def: holds the definitions of the ops.
     """
 
-    def __init__(self, operations: Sequence[tf.Operation]) -> None:
+    def __init__(self, operations: Sequence[tf.Operation], graph_def: Any) -> None:
         self._number_of = {op.name: number for number, op in enumerate(operations)}
+        self._definition_of = {node.name: node for node in graph_def.node}
+
+    def definition(self, op: tf.Operation) -> Any:
+        """Returns the definition of an op."""
+        return self._definition_of[op.name]
 
     def tensor(self, tensor: tf.Tensor) -> Tensor:
         """Returns the tensor of the op graph that stands for a tensor of TensorFlow's."""
         return Tensor(self._number_of[tensor.op.name], tensor.value_index)
 
     def edges(self, op: tf.Operation) -> _Edges:
-        """Returns what a node of any kind says of its op."""
+        """Returns what a node of any kind says of its op.
+
+        In a definition an input is "op", for the op's first output, "op:number" or "^op", for an op to wait for.
+        """
+        inputs, control = [], []
+        for reference in self.definition(op).input:
+            name, _, index = reference.partition(":")
+            if not name.startswith("^"):
+                inputs.append(Tensor(self._number_of[name], int(index or 0)))
+            elif name[1:] in self._number_of:
+                control.append(self._number_of[name[1:]])
         return _Edges(
             name=op.name,
-            inputs=tuple(self.tensor(t) for t in op.inputs),
-            control=tuple(sorted(self._number_of[c.name] for c in op.control_inputs if c.name in self._number_of)),
-            outputs=tuple(tensor_type(t) for t in op.outputs),
+            inputs=tuple(inputs),
+            control=tuple(sorted(control)),
+            outputs=tuple([tensor_type(tensor) for tensor in op.outputs]),
         )
 
 
@@ -185,8 +199,7 @@ class _Ops:
 
     Args:
         operations: all ops.
-        numbers: numbers of the ops.
-        graph_def: holds the definitions of the ops.
+        numbers: numbers and definitions of the ops.
         directions: the calls and directions in which the ops were made.
         variable_of: by an op's name, the variable whose handle it is.
     """
@@ -195,15 +208,15 @@ class _Ops:
         self,
         operations: Sequence[tf.Operation],
         numbers: _Numbers,
-        graph_def: Any,
         directions: Directions,
         variable_of: Mapping[str, int],
     ) -> None:
         self._operations = operations
         self._numbers = numbers
-        self._definition_of = {node.name: node for node in graph_def.node}
         self._directions = directions
         self._variable_of = variable_of
+        self._handles = {Tensor(number, 0) for number, op in enumerate(operations) if op.name in variable_of}
+        self._stateful = {kind for kind in {op.type for op in operations} if tf_internals.is_stateful(kind)}
 
     def node(self, number: int, earlier: Sequence[Node]) -> Node:
         """Returns the node of an op.
@@ -213,7 +226,8 @@ class _Ops:
             earlier: the nodes of all ops before it.
         """
         op, forward_of = self._operations[number], self._directions.forward_of[number]
-        reads, writes = _touched(op, self._variable_of)
+        edges = self._numbers.edges(op)
+        reads, writes = self._touched(op) if not self._handles.isdisjoint(edges["inputs"]) else ((), ())
         call, backward = self._directions.call_of[number], self._directions.is_backward[number]
         if backward:
             # The forward op may itself have been made while gradients were taken (recomputation).
@@ -221,13 +235,23 @@ class _Ops:
         made: dict[str, Any] = {"call": call, "backward": backward, "forward_of": forward_of}
         return Node(
             op=op.type,
-            definition=self._definition_of[op.name].SerializeToString(deterministic=True),
-            stateful=_has_effect(op, reads, writes),
+            definition=self._numbers.definition(op).SerializeToString(deterministic=True),
+            stateful=bool(writes) or (op.type in self._stateful and op.type not in _WITHOUT_EFFECT),
             reads=reads,
             writes=writes,
-            **self._numbers.edges(op),
+            **edges,
             **made,
         )
+
+    def _touched(self, op: tf.Operation) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the variables that an op reads and writes, through handles that are its inputs."""
+        reads, writes = tf_internals.resource_uses(op)
+
+        def indices(tensors: Sequence[tf.Tensor]) -> tuple[int, ...]:
+            names = {tensor.op.name for tensor in tensors}
+            return tuple(sorted({self._variable_of[name] for name in names if name in self._variable_of}))
+
+        return indices(reads), indices(writes)
 
 
 def _results(trace: Trace, numbers: _Numbers) -> tuple[tuple[Tensor, ...], Any]:
@@ -257,22 +281,23 @@ def _gradients(trace: Trace, objects: Sequence[tf.Variable], numbers: _Numbers) 
     )
 
 
-def _with_late_inputs(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def _with_late_inputs(graph: OpGraph) -> OpGraph:
     """Marks as forward ops of its call the nodes that a forward op got as inputs after it was made.
 
     Differentiating a while loop makes the stacks that the loop fills. It adds them to the loop's inputs.
     """
-    changed = list(nodes)
-    for number, node in enumerate(nodes):
-        if node.backward:
+    changed = list(graph.nodes)
+    for number, node in enumerate(graph.nodes):
+        before = graph.data_from[number]
+        if node.backward or max(before, default=number) <= number:
             continue
-        stack = [t.node for t in node.inputs if t.node > number]
+        stack = [late for late in before if late > number]
         while stack:
             late = stack.pop()
             if changed[late].backward:
                 changed[late] = dataclasses.replace(changed[late], backward=False, forward_of=None, call=node.call)
-                stack.extend(t.node for t in changed[late].inputs if t.node > number)
-    return tuple(changed)
+                stack += [later for later in graph.data_from[late] if later > number]
+    return dataclasses.replace(graph, nodes=tuple(changed)) if changed != list(graph.nodes) else graph
 
 
 def _in_topological_order(graph: OpGraph) -> OpGraph:
@@ -282,7 +307,9 @@ def _in_topological_order(graph: OpGraph) -> OpGraph:
     They move to just before it, and all else stays where it is. A backward op comes after the op it differentiates even
     where it reads nothing of it. The zeros that a loop's backward pass begins with are such ops.
     """
-    needs = [sorted(_needed(node), reverse=True) for node in graph.nodes]
+    needs = _needed(graph)
+    if all([before < number for number, needed in enumerate(needs) for before in needed]):
+        return graph
     order: list[int] = []
     done, under_way = set[int](), set[int]()
     # A node is taken out when it is met again, after all that it needs.
@@ -296,7 +323,7 @@ def _in_topological_order(graph: OpGraph) -> OpGraph:
             done.add(number)
         else:
             under_way.add(number)
-            missing = [before for before in needs[number] if before not in done]
+            missing = [before for before in sorted(needs[number], reverse=True) if before not in done]
             if any(before in under_way for before in missing):
                 raise TraceError(
                     f"The step's graph has a cycle through op {graph.nodes[number].name!r}; such a graph cannot be cut."
@@ -324,10 +351,13 @@ def _in_topological_order(graph: OpGraph) -> OpGraph:
     )
 
 
-def _needed(node: Node) -> set[int]:
-    """Returns the nodes that must come before a node."""
-    differentiated = set() if node.forward_of is None else {node.forward_of}
-    return {t.node for t in node.inputs} | set(node.control) | differentiated
+def _needed(graph: OpGraph) -> list[set[int]]:
+    """Returns, for each node, the nodes that must come before it."""
+    found = [{*before, *node.control} for node, before in zip(graph.nodes, graph.data_from, strict=True)]
+    for node, needed in zip(graph.nodes, found, strict=True):
+        if node.forward_of is not None:
+            needed.add(node.forward_of)
+    return found
 
 
 def _variables(
@@ -350,25 +380,7 @@ def _variables(
     return found, objects, index_of
 
 
-def _touched(op: tf.Operation, variable_of: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the variables that an op reads and writes, through handles that are its inputs."""
-    if not any(t.dtype == tf.resource for t in op.inputs):
-        return (), ()
-    reads, writes = tf_internals.resource_uses(op)
-
-    def indices(tensors: Sequence[tf.Tensor]) -> tuple[int, ...]:
-        return tuple(sorted({variable_of[t.op.name] for t in tensors if t.op.name in variable_of}))
-
-    return indices(reads), indices(writes)
-
-
-def _has_effect(op: tf.Operation, reads: tuple[int, ...], writes: tuple[int, ...]) -> bool:
-    if writes:
-        return True
-    return op.type not in _WITHOUT_EFFECT and tf_internals.is_stateful(op.type)
-
-
-def _pair_function_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def _with_paired_calls(graph: OpGraph) -> OpGraph:
     """Gives the layer call of a function's call to backward ops that were made around it.
 
     These ops were made outside any gradient function. A call (a fused LSTM, a nested tf.function) has outputs that only
@@ -378,19 +390,18 @@ def _pair_function_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         forward  PartitionedCall ──▶ y ──▶ ...
                       └──▶ kept ─────────────▶ backward ZerosLike ──▶ backward PartitionedCall
     """
-    readers: dict[Tensor, list[int]] = defaultdict(list)
-    for number, node in enumerate(nodes):
-        for tensor in node.inputs:
-            readers[tensor].append(number)
-    paired = list(nodes)
-    for number, node in enumerate(nodes):
+    paired: dict[int, Node] = {}
+    for number, node in enumerate(graph.nodes):
         if not node.backward or node.forward_of is not None:
             continue
         for tensor in node.inputs:
-            producer = nodes[tensor.node]
-            if producer.backward or producer.op in (ARGUMENT, VARIABLE, CAPTURE, "Const"):
+            producer = graph.nodes[tensor.node]
+            if "Call" not in producer.op or producer.backward:
                 continue
-            if all(nodes[reader].backward for reader in readers[tensor]) and "Call" in producer.op:
+            if all(graph.nodes[reader].backward for reader in graph.consumers[tensor]):
                 paired[number] = dataclasses.replace(node, forward_of=tensor.node, call=producer.call)
                 break
-    return tuple(paired)
+    if not paired:
+        return graph
+    nodes = tuple([paired.get(number, node) for number, node in enumerate(graph.nodes)])
+    return dataclasses.replace(graph, nodes=nodes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from smp_tf.partition.graph.op_graph import OpGraph, Tensor
+from smp_tf.partition.graph.op_graph import OpGraph
 
 
 def input_gradient_nodes(
@@ -29,13 +29,10 @@ def input_gradient_nodes(
     """
     found: set[int] = set()
     for number in sorted(backward_unit, reverse=True):
-        node = graph.nodes[number]
         if number in sums:
             continue
-        readers = {r for index in range(len(node.outputs)) for r in graph.consumers.get(Tensor(number, index), ())}
-        leaves = number in returned or any(
-            r in backward_unit and r not in sums and backward_unit[r] != backward_unit[number] for r in readers
-        )
-        if leaves or readers & found:
+        readers, own = graph.data_to[number], backward_unit[number]
+        leaves = [r for r in readers if backward_unit.get(r, own) != own and r not in sums]
+        if number in returned or leaves or not found.isdisjoint(readers):
             found.add(number)
     return frozenset(found)

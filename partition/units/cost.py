@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from smp_tf.partition.graph.graph_facts import graph_fact
 from smp_tf.partition.graph.op_graph import SOURCES, UNSENDABLE_DTYPES, OpGraph, Tensor
 from smp_tf.partition.op_cost.function_cost import node_costs
 from smp_tf.partition.op_cost.node_cost import NodeCost
@@ -299,7 +300,7 @@ def estimate(
     forward_unit = {n: unit.index for unit in units for n in unit.nodes}
     backward_unit = {n: unit.index for unit in units for n in unit.backward}
     per_node = node_costs(graph, unknown)
-    seconds = tuple(_seconds(cost, machine) for cost in per_node)
+    seconds = node_seconds(graph, machine, unknown)
     sums = _gradient_sums(graph)
     of_weights = {t for gradient in graph.gradients for t in gradient.tensors}
     returned = {t.node for t in graph.outputs if t not in of_weights}
@@ -313,17 +314,17 @@ def estimate(
             stash_bytes[reader] += stash.nbytes
     costs = tuple(
         UnitCost(
-            Seconds(forward=sum(seconds[n] for n in unit.nodes), backward=sum(seconds[n] for n in unit.backward)),
+            Seconds(forward=sum([seconds[n] for n in unit.nodes]), backward=sum([seconds[n] for n in unit.backward])),
             Flops(
-                forward=sum(per_node[n].flops for n in unit.nodes),
-                input_gradient=sum(per_node[n].flops for n in unit.backward if n in for_inputs),
-                weight_gradient=sum(per_node[n].flops for n in unit.backward if n not in for_inputs),
+                forward=sum([per_node[n].flops for n in unit.nodes]),
+                input_gradient=sum([per_node[n].flops for n in unit.backward if n in for_inputs]),
+                weight_gradient=sum([per_node[n].flops for n in unit.backward if n not in for_inputs]),
             ),
             Sizes(
-                read=sum(per_node[n].read for n in unit.nodes + unit.backward),
-                written=sum(per_node[n].written for n in unit.nodes + unit.backward),
-                weights=sum(weight_of[v].value for v in unit.variables),
-                slots=sum(weight_of[v].slots for v in unit.variables),
+                read=sum([per_node[n].read for n in unit.nodes + unit.backward]),
+                written=sum([per_node[n].written for n in unit.nodes + unit.backward]),
+                weights=sum([weight_of[v].value for v in unit.variables]),
+                slots=sum([weight_of[v].slots for v in unit.variables]),
                 stash=stash_bytes[unit.index],
             ),
             unit.variables,
@@ -346,8 +347,12 @@ def node_seconds(graph: OpGraph, machine: Machine | None = None, unknown: int = 
     Returns:
         Seconds, by number of the node.
     """
-    machine = machine or Machine()
-    return tuple(_seconds(cost, machine) for cost in node_costs(graph, unknown))
+    return _node_seconds(graph, machine or Machine(), unknown)
+
+
+@graph_fact
+def _node_seconds(graph: OpGraph, machine: Machine, unknown: int) -> tuple[float, ...]:
+    return tuple([_seconds(cost, machine) for cost in node_costs(graph, unknown)])
 
 
 def _seconds(cost: NodeCost, machine: Machine) -> float:
@@ -416,7 +421,7 @@ def _tensors(
             if nbytes == 0:
                 continue
             tensor = Tensor(number, index)
-            readers = [r for r in graph.consumers.get(tensor, ()) if r not in sums]
+            readers = set(graph.consumers.get(tensor, ())) - sums
             ahead = {forward_unit[r] for r in readers if r in forward_unit}
             back = {backward_unit[r] for r in readers if r in backward_unit}
             others = (ahead | back) - {producer}
@@ -439,7 +444,7 @@ def _gradient_sums(graph: OpGraph) -> frozenset[int]:
         number = stack.pop()
         if number not in sums and graph.nodes[number].op in _SUMMING_OPS:
             sums.add(number)
-            stack.extend(t.node for t in graph.nodes[number].inputs)
+            stack.extend(graph.data_from[number])
     return frozenset(sums)
 
 

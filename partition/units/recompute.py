@@ -161,8 +161,7 @@ def remade_nodes(graph: OpGraph, group_of: Mapping[int, int], kept: Collection[i
             or not all(graph.variables[v].read_only for v in node.reads)
         ):
             continue
-        readers = {r for at in range(len(node.outputs)) for r in graph.consumers.get(Tensor(number, at), ())}
-        groups = {group_of.get(r) for r in readers if graph.nodes[r].backward or r in found}
+        groups = {group_of.get(r) for r in graph.data_to[number] if graph.nodes[r].backward or r in found}
         if groups == {group_of[number]}:
             found.add(number)
     return frozenset(found)

@@ -26,6 +26,7 @@ from math import inf
 import networkx as nx
 
 from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.graph.graph_facts import graph_fact
 from smp_tf.partition.graph.node_def import colocated_with
 from smp_tf.partition.graph.op_graph import (
     ARGUMENT,
@@ -38,6 +39,10 @@ from smp_tf.partition.graph.op_graph import (
     Tensor,
 )
 from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, MATRIX_OPS, SUM_OVER_REPLICAS
+
+_HEAVY_OPS = MATRIX_OPS | FUNCTION_OPS
+#: Types whose tensors no other process can make again.
+_OF_PROCESS = UNSENDABLE_DTYPES - {"string"}
 
 #: Name of the unit that holds what the step does with the model's output.
 AFTER_MODEL = "loss and outputs"
@@ -106,11 +111,13 @@ def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit,
     )
 
 
+@graph_fact
 def constants(graph: OpGraph) -> frozenset[int]:
     """Returns the nodes that give the same value in every step. They are stateless and made of constants alone."""
     return _made_of(graph, frozenset(), heavy=True)
 
 
+@graph_fact
 def copied(graph: OpGraph) -> frozenset[int]:
     """Returns the cheap nodes without effect that are made only of what every rank has.
 
@@ -127,15 +134,15 @@ def _made_of(graph: OpGraph, sources: frozenset[str], heavy: bool) -> frozenset[
             if node.op in sources:
                 found.add(number)
             continue
-        if node.stateful or node.reads or node.writes or (not heavy and node.op in MATRIX_OPS | FUNCTION_OPS):
+        if node.stateful or node.reads or node.writes or (not heavy and node.op in _HEAVY_OPS):
             continue
-        if any(t.dtype in UNSENDABLE_DTYPES - {"string"} for t in node.outputs):
-            continue
-        if node.outputs and all(t.node in found for t in node.inputs):
+        is_made_of_them = bool(node.outputs) and found.issuperset(graph.data_from[number])
+        if is_made_of_them and _OF_PROCESS.isdisjoint([kind.dtype for kind in node.outputs]):
             found.add(number)
     return frozenset(found)
 
 
+@graph_fact
 def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
     """Returns the nodes that can be computed from constants, and variables that the step never writes, alone.
 
@@ -145,32 +152,40 @@ def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
     """
     fixed = constants(graph)
     found: dict[int, frozenset[int]] = {}
+    known = set(fixed)
     for number, node in enumerate(graph.nodes):
         if node.op in SOURCES or node.writes or node.backward or number in fixed or node.call == 0:
             continue
         if node.reads:
             if node.op == "ReadVariableOp" and all(graph.variables[v].read_only for v in node.reads):
                 found[number] = frozenset(node.reads)
-        elif not node.stateful and node.inputs and node.op not in MATRIX_OPS | FUNCTION_OPS | {SUM_OVER_REPLICAS}:
-            behind = [found.get(t.node, frozenset()) for t in node.inputs]
-            if all(t.node in found or t.node in fixed for t in node.inputs):
-                found[number] = frozenset[int]().union(*behind)
+                known.add(number)
+        elif not node.stateful and node.inputs and node.op not in _HEAVY_OPS and node.op != SUM_OVER_REPLICAS:
+            before = graph.data_from[number]
+            if known.issuperset(before):
+                found[number] = frozenset[int]().union(*[found[n] for n in before if n in found])
+                known.add(number)
     return found
 
 
 # --- which nodes ----------------------------------------------------------------------------------
 
 
+@graph_fact
 def _written(graph: OpGraph) -> frozenset[int]:
     """Returns the variables of the model that some op of the step writes."""
     return frozenset(v.index for v in graph.variables if v.in_model and not v.read_only)
 
 
-def _touched(graph: OpGraph, number: int) -> set[int]:
-    """Returns the variables that a node uses, whether it reads them, writes them or only holds their handles."""
-    node = graph.nodes[number]
-    handles = (graph.nodes[t.node] for t in node.inputs)
-    return {*node.reads, *node.writes} | {h.source for h in handles if h.op == VARIABLE and h.source is not None}
+@graph_fact
+def _touched(graph: OpGraph) -> list[set[int]]:
+    """Returns the variables that each node uses, whether it reads them, writes them or only holds their handles."""
+    found = [{*node.reads, *node.writes} for node in graph.nodes]
+    for number, node in enumerate(graph.nodes):
+        if node.op == VARIABLE and node.source is not None:
+            for user in graph.consumers.get(Tensor(number, 0), ()):
+                found[user].add(node.source)
+    return found
 
 
 def _members(graph: OpGraph) -> dict[int, None]:
@@ -181,28 +196,28 @@ def _members(graph: OpGraph) -> dict[int, None]:
     as a forward op. An op outside a model belongs to no unit when it needs a gradient. Nor does one that needs a
     variable of the script's own which the step writes, such as a metric's: this variable lives on every rank.
     """
-    fixed, written = constants(graph), _written(graph)
+    fixed, written, touched = constants(graph), _written(graph), _touched(graph)
     own = {v.index for v in graph.variables if not v.in_model and not v.read_only}
     nodes = graph.nodes
+    backward = {number for number, node in enumerate(nodes) if node.backward}
     inner: set[int] = set()
     for number in reversed(range(len(nodes))):
-        node = nodes[number]
-        if number in inner or (node.call != 0 and not node.backward):
-            inner.update(t.node for t in node.inputs if nodes[t.node].backward)
+        if number in inner or (nodes[number].call != 0 and number not in backward):
+            inner.update(backward.intersection(graph.data_from[number]))
     members: dict[int, None] = {}
     behind: set[int] = set()
     for number, node in enumerate(nodes):
         if node.op in SOURCES or number in fixed:
             continue
-        needs = [t.node for t in node.inputs]
-        outside = node.call == 0 and (any(n in behind for n in needs) or bool(_touched(graph, number) & own))
+        needs = graph.data_from[number]
+        outside = node.call == 0 and not (behind.isdisjoint(needs) and own.isdisjoint(touched[number]))
         if (node.backward and number not in inner) or outside:
             behind.add(number)
         elif (
             node.call != 0
             or number in inner
-            or any(n in members for n in (*needs, *node.control))
-            or _touched(graph, number) & written
+            or not members.keys().isdisjoint((*needs, *node.control))
+            or touched[number] & written
         ):
             members[number] = None
     return members
@@ -211,13 +226,12 @@ def _members(graph: OpGraph) -> dict[int, None]:
 def _after_model(graph: OpGraph, member: Collection[int]) -> frozenset[int]:
     """Returns the members outside every model that neither an op of a model nor a variable it writes needs."""
     needed: set[int] = set()
-    written = _written(graph)
+    written, touched = _written(graph), _touched(graph)
     for number in reversed(list(member)):
         node = graph.nodes[number]
-        if node.call != 0 or number in needed or _touched(graph, number) & written:
+        if node.call != 0 or number in needed or touched[number] & written:
             needed.add(number)
-            needed.update(t.node for t in node.inputs)
-            needed.update(node.control)
+            needed.update(graph.data_from[number], node.control)
     return frozenset(n for n in member if n not in needed)
 
 
@@ -234,20 +248,20 @@ def _open_calls(graph: OpGraph) -> frozenset[int]:
 # --- raw units ------------------------------------------------------------------------------------
 
 
-def _call_stage(graph: OpGraph, call: int) -> int | None:
-    """Returns the stage asked for by the innermost manual placement around a call."""
-    at: int | None = call
-    while at is not None:
-        if graph.calls[at].stage is not None:
-            return graph.calls[at].stage
-        at = graph.calls[at].parent
-    return None
+@graph_fact
+def _call_stages(graph: OpGraph) -> list[int | None]:
+    """Returns, for each call, the stage asked for by the innermost manual placement around it."""
+    found: list[int | None] = []
+    for call in graph.calls:
+        around = None if call.parent is None else found[call.parent]
+        found.append(around if call.stage is None else call.stage)
+    return found
 
 
 def _is_anchor(graph: OpGraph, number: int) -> bool:
     """Returns whether an op weighs enough to be a unit of its own."""
     node = graph.nodes[number]
-    return node.op in MATRIX_OPS | FUNCTION_OPS or (bool(node.reads or node.writes) and node.op != "ReadVariableOp")
+    return node.op in _HEAVY_OPS or (bool(node.reads or node.writes) and node.op != "ReadVariableOp")
 
 
 def _raw_units(
@@ -265,16 +279,15 @@ def _raw_units(
         Runs of nodes. An op that needs no other member, such as the read of a weight, is in the run of its first
         reader.
     """
-    floats = _floats(graph, member, after, open_calls)
+    floats, stage_of = _floats(graph, member, after, open_calls), _call_stages(graph)
     order = [n for n in member if n not in after and n not in floats]
     pieces: list[list[int]] = []  # runs of one closed call, and single ops of open ones
     loose: list[bool] = []  # a single op too cheap to be a unit of its own
     keys: list[tuple[int | None, int | None]] = []
     for number in order:
         call = graph.nodes[number].call
-        stage = _call_stage(graph, call)
         is_open = call == 0 or call in open_calls
-        key = (None if is_open else call, stage)
+        key = (None if is_open else call, stage_of[call])
         if pieces and not is_open and keys[-1] == key:
             pieces[-1].append(number)
             continue
@@ -297,20 +310,21 @@ def _floats(
 ) -> dict[int, int]:
     """Returns the ops of open calls that need no other member and have no effect, with their first reader."""
     free: set[int] = set()
+    bound = set(member)
     written = _written(graph)
     for number in member:
         node = graph.nodes[number]
         if number in after or (node.call != 0 and node.call not in open_calls) or _is_anchor(graph, number):
             continue
         effect = node.writes or (node.stateful and node.op != "ReadVariableOp") or set(node.reads) & written
-        needs = [*(t.node for t in node.inputs), *node.control]
-        if not effect and all(n not in member or n in free for n in needs):
+        if not effect and bound.isdisjoint((*graph.data_from[number], *node.control)):
             free.add(number)
+            bound.remove(number)
     reader: dict[int, int] = {}
     for number in member:
-        for tensor in graph.nodes[number].inputs:
-            if tensor.node in free:
-                reader.setdefault(tensor.node, number)
+        for before in graph.data_from[number]:
+            if before in free:
+                reader.setdefault(before, number)
     return {number: reader[number] for number in member if number in free and number in reader}
 
 
@@ -321,7 +335,7 @@ def _crossing(graph: OpGraph, pieces: list[list[int]]) -> list[int]:
     for number, start in piece_of.items():
         for index, kind in enumerate(graph.nodes[number].outputs):
             readers = graph.consumers.get(Tensor(number, index), ())
-            end = max((piece_of[r] for r in readers if r in piece_of), default=start)
+            end = max([piece_of[r] for r in readers if r in piece_of], default=start)
             if end > start:
                 # A cut where a tensor cannot be sent must not look cheap, since the contraction would undo it.
                 weight = kind.nbytes() if kind.dtype not in UNSENDABLE_DTYPES else 1 << 60
@@ -369,16 +383,16 @@ def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
     ties: nx.Graph = nx.Graph()
     ties.add_nodes_from(range(len(raw)))
     users: dict[int, list[int]] = {}
-    written = _written(graph)
+    written, touched = _written(graph), _touched(graph)
     for number, at in unit_of.items():
         for name in colocated_with(graph.nodes[number]):
             other = graph.number_of.get(name)
             if other in unit_of:
                 ties.add_edge(at, unit_of[other])
         for tensor in graph.nodes[number].inputs:
-            if graph.type_of(tensor).dtype in UNSENDABLE_DTYPES and tensor.node in unit_of:
+            if tensor in graph.unsendable and tensor.node in unit_of:
                 ties.add_edge(at, unit_of[tensor.node])
-        for variable in _touched(graph, number) & written:
+        for variable in touched[number] & written:
             users.setdefault(variable, []).append(at)
     for together in users.values():
         ties.add_edges_from((together[0], other) for other in together[1:])
@@ -410,13 +424,14 @@ def dependences(graph: OpGraph, groups: Sequence[Sequence[int]]) -> nx.DiGraph:
         A graph with an edge from each group to the groups that need something of it.
     """
     group_of = {number: at for at, nodes in enumerate(groups) for number in nodes}
+    found: dict[tuple[int, int], None] = {}
+    for number, at in group_of.items():
+        for before in (*graph.data_from[number], *graph.nodes[number].control):
+            if before in group_of and group_of[before] != at:
+                found[group_of[before], at] = None
     edges: nx.DiGraph = nx.DiGraph()
     edges.add_nodes_from(range(len(groups)))
-    for number, at in group_of.items():
-        node = graph.nodes[number]
-        for before in (*(t.node for t in node.inputs), *node.control):
-            if before in group_of and group_of[before] != at:
-                edges.add_edge(group_of[before], at)
+    edges.add_edges_from(found)
     return edges
 
 
@@ -476,30 +491,32 @@ def _backward_units(graph: OpGraph, unit_of: dict[int, int], fixed: frozenset[in
         elif node.call in last_of_call:
             found[number] = last_of_call[node.call]
         else:
-            gradients = [found[t.node] for t in node.inputs if t.node in found]
-            kept = [unit_of[t.node] for t in node.inputs if t.node in unit_of]
+            before = graph.data_from[number]
+            gradients = [found[n] for n in before if n in found]
+            kept = [unit_of[n] for n in before if n in unit_of]
             found[number] = min(gradients, default=max(kept, default=count - 1))
     return found
 
 
 def _variables_used(graph: OpGraph, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Returns the variables of the model that each group uses, directly or through a value made of weights."""
-    derived = weight_derived(graph)
+    derived, touched = weight_derived(graph), _touched(graph)
     used: list[tuple[int, ...]] = []
     for nodes in groups:
-        touched: set[int] = set()
+        found: set[int] = set()
         for number in nodes:
             if number not in derived:
-                touched |= _touched(graph, number)
-            for tensor in graph.nodes[number].inputs:
-                touched |= derived.get(tensor.node, frozenset())
-        used.append(tuple(sorted(v for v in touched if graph.variables[v].in_model)))
+                found |= touched[number]
+            for before in graph.data_from[number]:
+                found |= derived.get(before, frozenset())
+        used.append(tuple(sorted(v for v in found if graph.variables[v].in_model)))
     return used
 
 
 def _manual_stage(graph: OpGraph, nodes: Iterable[int], name: str) -> int | None:
     """Returns the stage that the script asked for. Units that are tied together must agree."""
-    asked = {_call_stage(graph, graph.nodes[n].call) for n in nodes} - {None}
+    stage_of = _call_stages(graph)
+    asked = {stage_of[graph.nodes[n].call] for n in nodes} - {None}
     if len(asked) > 1:
         raise PlacementError(
             f"The manual placements of {name!r} contradict each other: parts of it that share "

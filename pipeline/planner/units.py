@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from smp_tf.partition.graph.graph_facts import graph_fact
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.units.cost import Costs, Machine, MessageCost, estimate, with_measured
@@ -14,6 +15,7 @@ from smp_tf.partition.units.units import AFTER_MODEL, Unit, build_units
 from smp_tf.pipeline.planner.request import PlacementRequest
 
 
+@graph_fact
 def units_of(graph: OpGraph) -> tuple[Unit, ...]:
     """Returns the units to place. The loss is part of the last one, since it is no stage of its own.
 
