@@ -152,7 +152,7 @@ class Forecast:
         self.traced = profiling.forward_backward(self.model, example.loss).trace(*self.part, **options)
         self.units, cut = cut_into_units(self.traced.graph)
         costs = estimate(self.traced.graph, self.units, unknown=self.samples)
-        self.shares = profiling.shares(costs, smp.size())
+        self.shares = profiling.shares(costs, range(len(costs.units)), smp.size())
         around = profiling.surroundings(self.traced, self.part)
         # All at once, so that a repetition takes as long as measuring does.
         self.ready = [make_ready(cut, unit, around) for unit in self.shares[smp.rank()]]

@@ -9,7 +9,7 @@ Each node is hashed by what it computes: op type, types, attributes and the numb
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from smp_tf.partition.graph.graph_facts import graph_fact
@@ -79,6 +79,29 @@ def outline(graph: OpGraph) -> tuple[str, ...]:
     gradients = [(g.variable, tuple((t.node, t.index) for t in g.tensors)) for g in graph.gradients]
     lines.append(f"- results {len(outputs)} {hashlib.sha256(repr((outputs, gradients)).encode()).hexdigest()[:16]}")
     return tuple(lines)
+
+
+def work_of(graph: OpGraph, groups: Iterable[Sequence[int]]) -> list[str]:
+    """Returns a hash of the work of each group of nodes, wherever in the graph it is done.
+
+    Two groups have the same hash where their ops are of the same kinds and attributes, in the same order, and read and
+    give tensors of the same types. Then they take equally long.
+
+    Args:
+        graph: one microbatch of the step.
+        groups: numbers of the nodes of each group, in order.
+    """
+    known: dict[str, str] = {}
+    library = functions(graph.library)
+    found = []
+    for group in groups:
+        content = hashlib.sha256()
+        for node in map(graph.nodes.__getitem__, group):
+            read, given = map(graph.type_of, node.inputs), node.outputs
+            content.update(repr((node.op, *map(type_in_words, read), "->", *map(type_in_words, given))).encode())
+            _hash_attributes(content, attributes(node), library, known)
+        found.append(content.hexdigest())
+    return found
 
 
 def _variables(graph: OpGraph) -> list[str]:

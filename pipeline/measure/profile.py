@@ -48,22 +48,13 @@ class ReadyUnit:
     calls: dict[int, tuple[Callable[..., Any], Sequence[tf.Tensor]]]
     empty: dict[int, Callable[..., Any]]
 
-    def measure(self, *, is_crowded: bool = False) -> dict[int, float]:
-        """Runs every segment for a while.
-
-        Args:
-            is_crowded: whether more processes measure than there are processors. They take turns on them then, so some
-                calls wait and others do not. The median would say nothing of those that wait, so the mean is taken.
+    def measure(self) -> dict[int, float]:
+        """Runs every segment for a while. No more processes may measure than there are processors.
 
         Returns:
-            Seconds by sweep: the median over the calls, or their mean, without the time of calling a function that does
-            nothing.
+            Seconds by sweep: the median over the calls, without the time of calling a function that does nothing.
         """
-        middle = statistics.fmean if is_crowded else statistics.median
-        return {
-            sweep: _measured(function, self.empty[sweep], given, middle)
-            for sweep, (function, given) in self.calls.items()
-        }
+        return {sweep: _measured(function, self.empty[sweep], given) for sweep, (function, given) in self.calls.items()}
 
 
 def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
@@ -171,12 +162,7 @@ def _sharers(cache: Path) -> int:
     return int((cache / "shared_cpu_map").read_text().replace(",", ""), 16).bit_count()
 
 
-def _measured(
-    function: Callable[..., Any],
-    empty: Callable[..., Any],
-    given: Sequence[tf.Tensor],
-    middle: Callable[[Sequence[float]], float],
-) -> float:
+def _measured(function: Callable[..., Any], empty: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
     """Returns the seconds that a function takes beyond one that does nothing."""
     taken: list[float] = []
     for_nothing: list[float] = []
@@ -185,7 +171,7 @@ def _measured(
         if len(taken) % _FOR_EACH_EMPTY == 0:
             for_nothing.append(_seconds(empty, given))
         taken.append(_seconds(function, given))
-    return max(0.0, middle(taken) - middle(for_nothing))
+    return max(0.0, statistics.median(taken) - statistics.median(for_nothing))
 
 
 def _seconds(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:

@@ -4,7 +4,8 @@ rank 0                      rank 1
 are the times known? ─────▶ all ranks hear of it
 unit 0 ready                unit 1 ready
 ────────── wait for each other ──────────
-unit 0 measured             unit 1 measured       at the same time, as they run in training
+unit 0 measured             unit 1 measured       at the same time, as they run in training; in shifts where a host has
+                                                  fewer processors than ranks
 unit 0 measured                                   alone, as they run while the other one waits: the dearest units only
                             unit 1 measured
 unit 2 ...                  unit 3 ...
@@ -21,7 +22,8 @@ import hashlib
 import inspect
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
@@ -33,6 +35,7 @@ from smp_tf.errors import PlacementError, StepError
 from smp_tf.job import runtime
 from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json
 from smp_tf.job.program_numbers import agree_on_number
+from smp_tf.model.measuring_shifts import shifts_of
 from smp_tf.model.profile_cache import (
     FORMAT,
     MeasuredHardware,
@@ -42,6 +45,7 @@ from smp_tf.model.profile_cache import (
     subject_of,
     this_hardware,
 )
+from smp_tf.partition.graph.fingerprint import work_of
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.units.cost import Costs, estimate
@@ -62,6 +66,8 @@ Times = dict[str, tuple[float, float]]
 Pair: TypeAlias = Sequence[float]
 #: A unit, or its times.
 Made = TypeVar("Made")
+#: How many units that do the same are measured.
+_MOST_OF_A_KIND = 7
 #: How many units of each rank are also measured alone.
 _UNITS_ALONE = 4
 #: How many ranks of a host measure alone, one after the other.
@@ -229,7 +235,8 @@ def measure(
     agree(what, {"units": len(units), "names": names}, hint="Every rank must profile the same model.")
     costs = estimate(traced.graph, units, unknown=samples)
     # Every rank measures its share of all units, whichever stage it will run.
-    told = broadcast_json(shares(costs, topology.group_size(CommGroup.MP_GROUP)), 0, name=what)
+    work = work_of(traced.graph, ((*unit.nodes, *unit.backward) for unit in units))
+    told = broadcast_json(shares(costs, first_of_a_kind(work), topology.group_size(CommGroup.MP_GROUP)), 0, name=what)
     rounds, mine = max(map(len, told)), told[topology.group_rank(CommGroup.MP_GROUP)]
     around = surroundings(traced, tensors)
     failed: dict[str, str] = {}
@@ -244,10 +251,39 @@ def measure(
         )
     message = measure_messages(what)
     said = allgather_json(failed, name=what)
-    in_order = {unit.name: found.times[unit.name] for unit in units if unit.name in found.times}
+    times = medians_of_equals(found.times, dict(zip((unit.name for unit in units), work, strict=True)))
+    in_order = {unit.name: times[unit.name] for unit in units if unit.name in times}
     return dataclasses.replace(
         found, times=in_order, message=message, failed={name: why for reasons in said for name, why in reasons.items()}
     )
+
+
+def medians_of_equals(times: Times, work: Mapping[str, str]) -> Times:
+    """Returns the times of units, where units with the same work have the median over all of them.
+
+    Equal layers take equally long. Where they do not seem to, something else disturbed one of them.
+
+    Args:
+        times: seconds forward and backward, by unit.
+        work: what each unit does, equal where units do the same.
+
+    Example:
+        >>> medians_of_equals({"a": (1.0, 2.0), "b": (1.2, 9.0), "c": (9.0, 3.0)}, dict.fromkeys("abc", "Dense"))
+        {'a': (1.2, 3.0), 'b': (1.2, 3.0), 'c': (1.2, 3.0)}
+    """
+    medians = _medians_by((work[name], pair) for name, pair in times.items())
+    return {name: medians[work[name]] for name in times}
+
+
+def _medians_by(named: Iterable[tuple[str, Pair]]) -> Times:
+    of: dict[str, list[Pair]] = {}
+    for name, pair in named:
+        of.setdefault(name, []).append(pair)
+    return {name: _medians(pairs) for name, pairs in of.items()}
+
+
+def _medians(pairs: Sequence[Pair]) -> tuple[float, float]:
+    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
 
 
 def measure_messages(what: str) -> tuple[float, float] | None:
@@ -273,7 +309,7 @@ def measure_messages(what: str) -> tuple[float, float] | None:
     found = [pair for pair in allgather_json(own, name=what) if pair is not None]
     if not found:
         return None
-    return statistics.median(pair[0] for pair in found), statistics.median(pair[1] for pair in found)
+    return _medians(found)
 
 
 def pairs_on_hosts(members: Sequence[int], hosts: Sequence[str]) -> dict[int, int]:
@@ -303,7 +339,7 @@ def measure_in_rounds(
     progress: Callable[[int], None] = lambda done: None,
     failed: dict[str, str] | None = None,
 ) -> Measurement:
-    """Measures units of all ranks at the same time, and some of them alone.
+    """Measures units of all ranks at the same time, as far as there are processors, and some of them alone.
 
     Args:
         what: words for what is done, the same on all ranks.
@@ -318,6 +354,8 @@ def measure_in_rounds(
     """
     topology = runtime.current().topology
     together = max(collections.Counter(topology.hosts).values())
+    usable = allgather_json(sorted(os.sched_getaffinity(0)), name=what)
+    shifts = shifts_of(topology.rank, topology.hosts, usable)
     measured: Times = {}
     both: list[tuple[Pair, Pair]] = []
     ready: ReadyUnit | None = None
@@ -340,9 +378,13 @@ def measure_in_rounds(
             ready = attempt(functools.partial(make, turn))
         # Ranks that share a host slow each other down, as in training. A rank that has no unit left measures its last
         # one again, so that the others are not alone.
-        barrier(name=what)
-        pair = attempt(functools.partial(as_forward_and_backward, ready, together)) if ready is not None else None
-        ready = ready if pair is not None else None
+        pair: tuple[float, float] | None = None
+        for shift in range(shifts.count):
+            barrier(name=what)
+            if shift in shifts.mine and ready is not None:
+                now = attempt(functools.partial(as_forward_and_backward, ready, shifts.crowd))
+                ready = ready if now is not None else None
+                pair = pair or now
         if mine and pair is not None:
             measured[names[turn]] = pair
         if turn < _UNITS_ALONE and together > 1:
@@ -353,19 +395,12 @@ def measure_in_rounds(
                     and ready is not None
                     and (topology.local_rank, topology.local_size) == (rank, together)
                 ):
-                    both.append((pair, as_forward_and_backward(ready, 1)))
+                    both.append((pair, as_forward_and_backward(ready)))
             # Nor does any rank make its next unit meanwhile.
             barrier(name=what)
         progress(turn + 1)
     said = allgather_json([measured, both], name=what)
-    all_of: dict[str, list[Pair]] = {}
-    for of_rank, _ in said:
-        for name, pair in of_rank.items():
-            all_of.setdefault(name, []).append(pair)
-    medians = {
-        name: (statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs))
-        for name, pairs in all_of.items()
-    }
+    medians = _medians_by(chain.from_iterable(of_rank.items() for of_rank, _ in said))
     return Measurement(medians, shares_alone([pair for _, pairs in said for pair in pairs], together))
 
 
@@ -392,22 +427,38 @@ def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[floa
     return share(0), share(1)
 
 
-def as_forward_and_backward(ready: ReadyUnit, together: int) -> tuple[float, float]:
+def as_forward_and_backward(ready: ReadyUnit, crowd: float = 1.0) -> tuple[float, float]:
     """Returns the seconds forward and backward of a unit: those of its first sweep, and of all others.
 
     Args:
         ready: the unit.
-        together: how many ranks of a host measure at the same time.
+        crowd: how many ranks share a processor in a training. Each has it for so much less of the time.
     """
-    seconds = ready.measure(is_crowded=together > len(os.sched_getaffinity(0)))
-    return seconds.get(0, 0.0), sum(taken for sweep, taken in seconds.items() if sweep)
+    seconds = ready.measure()
+    return crowd * seconds.get(0, 0.0), crowd * sum(taken for sweep, taken in seconds.items() if sweep)
 
 
-def shares(costs: Costs, ranks: int) -> list[list[int]]:
+def first_of_a_kind(work: Sequence[str]) -> list[int]:
+    """Returns the numbers of the units to be measured, of those with the same work the first few.
+
+    Args:
+        work: what every unit does, equal where units do the same.
+    """
+    seen: collections.Counter[str] = collections.Counter()
+    chosen = []
+    for number, kind in enumerate(work):
+        seen[kind] += 1
+        if seen[kind] <= _MOST_OF_A_KIND:
+            chosen.append(number)
+    return chosen
+
+
+def shares(costs: Costs, units: Sequence[int], ranks: int) -> list[list[int]]:
     """Returns which units each rank measures. By the estimates, all ranks take about equally long.
 
     Args:
         costs: costs of all units.
+        units: the numbers of those to be measured.
         ranks: ranks of a replica.
 
     Returns:
@@ -415,7 +466,7 @@ def shares(costs: Costs, ranks: int) -> list[list[int]]:
         alike.
     """
     found: list[list[int]] = [[] for _ in range(ranks)]
-    order = sorted(range(len(costs.units)), key=lambda u: (-_seconds(costs, u), u))
+    order = sorted(units, key=lambda u: (-_seconds(costs, u), u))
     for place, unit in enumerate(order):
         turn, rank = divmod(place, ranks)
         found[rank if turn % 2 == 0 else ranks - 1 - rank].append(unit)

@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from smp_tf.partition.graph.fingerprint import difference, fingerprint, outline
+from smp_tf.partition.graph.fingerprint import difference, fingerprint, outline, work_of
 from smp_tf.partition.graph.op_graph import OpGraph
-from tests.partition.op_graph_builder import chain_of_dense
+from smp_tf.partition.units.units import build_units
+from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 
 def changed(graph: OpGraph, number: int, **fields: object) -> OpGraph:
@@ -142,3 +143,27 @@ def test_generated_function_names_and_seeds_do_not_count_but_their_bodies_do() -
     here, with_others_before, with_another_body = done.stdout.split()
     assert with_others_before == here
     assert with_another_body != here
+
+
+def test_units_that_do_the_same_have_the_same_work_wherever_they_are() -> None:
+    graph = chain_of_dense(4)
+    units = build_units(graph)
+    found = work_of(graph, ((*unit.nodes, *unit.backward) for unit in units))
+    # Nothing waits for a gradient of the first layer's input. The last unit is the loss.
+    letters = {work: "abc"[number] for number, work in enumerate(dict.fromkeys(found))}
+    assert [letters[work] for work in found] == ["a", "b", "b", "b", "c"]
+
+
+def test_work_differs_with_an_attribute_or_a_type() -> None:
+    from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+
+    def work(other: bool, width: int) -> str:
+        transposed = attr_value_pb2.AttrValue(b=other)
+        definition = node_def_pb2.NodeDef(op="MatMul", attr={"transpose_b": transposed}).SerializeToString()
+        builder = GraphBuilder()
+        x = builder.argument((8, width))
+        y = builder.add("MatMul", x, x, shape=(8, 8), definition=definition)
+        return work_of(builder.graph(y), [[y.node]])[0]
+
+    assert work(True, 4) == work(True, 4)
+    assert len({work(True, 4), work(False, 4), work(True, 8)}) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import weakref
 from typing import Any
 
@@ -99,18 +98,6 @@ def test_what_does_nothing_has_run_before_it_is_timed(monkeypatch: pytest.Monkey
     for unit in ready:
         unit.measure()
     assert timed == [1] * len(calls), timed
-
-
-@pytest.mark.parametrize(("is_crowded", "seconds"), [(False, 1.0), (True, 3.0)])
-def test_where_processes_take_turns_the_calls_that_wait_count(
-    monkeypatch: pytest.MonkeyPatch, is_crowded: bool, seconds: float
-) -> None:
-    """The median left them out: four processes on two cores seemed to be as fast as one alone."""
-    units, done, found = cut_net()
-    ready = make_ready(done, units[0].index, around(found))
-    empty, waits = set(ready.empty.values()), itertools.cycle([1.0, 1.0, 7.0])
-    monkeypatch.setattr(profile, "_seconds", lambda function, given: 0.0 if function in empty else next(waits))
-    assert set(ready.measure(is_crowded=is_crowded).values()) == {seconds}
 
 
 def test_no_weights_of_two_units_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 from smp_tf.job import runtime
 from smp_tf.model import profiling
 from smp_tf.model.profile_cache import MeasuredHardware
-from smp_tf.model.profiling import hardware_alike, measure_in_rounds, pairs_on_hosts, shares, shares_alone
+from smp_tf.model.profiling import (
+    first_of_a_kind,
+    hardware_alike,
+    measure_in_rounds,
+    medians_of_equals,
+    pairs_on_hosts,
+    shares,
+    shares_alone,
+)
 from smp_tf.partition.units.cost import Machine, estimate
 from smp_tf.partition.units.units import build_units
 from tests.partition.op_graph_builder import chain_of_dense
@@ -22,9 +31,14 @@ def test_every_rank_measures_as_much_and_the_dearest_first() -> None:
     costs = estimate(graph, build_units(graph), machine=Machine(flops=1.0, memory=1e30, link=1.0, op_seconds=0.0))
     # Behind the first layer no gradient to the input is made, and the loss is next to nothing.
     assert [round(u.seconds.both) for u in costs.units] == [1088, 1600, 1600, 1600, 32]
-    assert shares(costs, 1) == [[1, 2, 3, 0, 4]]
-    assert shares(costs, 2) == [[1, 0, 4], [2, 3]]
-    assert shares(costs, 8) == [[1], [2], [3], [0], [4], [], [], []]
+    assert shares(costs, range(5), 1) == [[1, 2, 3, 0, 4]]
+    assert shares(costs, range(5), 2) == [[1, 0, 4], [2, 3]]
+    assert shares(costs, range(5), 8) == [[1], [2], [3], [0], [4], [], [], []]
+    assert shares(costs, [0, 2, 4], 2) == [[2], [0, 4]]
+
+
+def test_seven_of_the_units_that_do_the_same_are_measured() -> None:
+    assert first_of_a_kind(["embedding", *["attention", "dense"] * 9, "loss"]) == [*range(15), 19]
 
 
 def test_a_training_takes_what_was_measured_like_it_first_and_what_a_command_measured_too() -> None:
@@ -58,11 +72,13 @@ def test_what_a_task_takes_alone_is_weighed_by_time_and_kept_within_bounds() -> 
     assert shares_alone([], together=2) == (1.0, 1.0)
 
 
-def rounds_of(rank: int, units: int, rounds: int, patch: pytest.MonkeyPatch, local_size: int = 2) -> str:
-    """What one of two ranks of a host does: m makes a unit ready, M measures one, | waits for the other."""
+def rounds_of(
+    rank: int, units: int, rounds: int, patch: pytest.MonkeyPatch, local_size: int = 2, processors: int = 8
+) -> str:
+    """What one of the ranks of a host does: m makes a unit ready, M measures one, | waits for the others."""
     done: list[str] = []
 
-    def measured(ready: Any, together: int) -> tuple[float, float]:
+    def measured(ready: Any, crowd: float = 1.0) -> tuple[float, float]:
         done.append(f"M{ready}")
         return 1.0, 1.0
 
@@ -70,10 +86,12 @@ def rounds_of(rank: int, units: int, rounds: int, patch: pytest.MonkeyPatch, loc
         done.append(f"m{turn}")
         return turn
 
-    place = SimpleNamespace(hosts=("a", "a"), local_rank=rank, local_size=local_size)
+    place = SimpleNamespace(rank=rank, hosts=("a",) * max(2, local_size), local_rank=rank, local_size=local_size)
+    usable = list(range(processors))
     patch.setattr(runtime, "current", lambda: SimpleNamespace(topology=place))
     patch.setattr(profiling, "barrier", lambda name: done.append("|"))
-    patch.setattr(profiling, "allgather_json", lambda said, name: [said])
+    patch.setattr(profiling, "allgather_json", lambda said, name: [said] * len(place.hosts))
+    patch.setattr(profiling.os, "sched_getaffinity", lambda process: usable)
     patch.setattr(profiling, "as_forward_and_backward", measured)
     measure_in_rounds("a test", [f"unit {n}" for n in range(units)], make, rounds)
     return " ".join(done)
@@ -85,6 +103,21 @@ def test_nobody_measures_alone_while_another_makes_or_measures_a_unit(monkeypatc
     assert rounds_of(1, 2, 3, monkeypatch) == "m0 | M0 | | M0 | m1 | M1 | | M1 | | M1 | | M1 |"
     # A rank of a host with fewer: what it measures beside nobody says nothing of sharing.
     assert rounds_of(0, 1, 1, monkeypatch, local_size=1) == "m0 | M0 | | |"
+
+
+def test_more_ranks_than_processors_measure_in_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks on two cores took turns: equal layers had 0 and 32 ms, and a plan by these times made slow steps."""
+    crowded = functools.partial(rounds_of, patch=monkeypatch, local_size=4, processors=2)
+    # Two shifts, and three ranks that measure alone.
+    assert crowded(0, 1, 1) == "m0 | M0 | | M0 | | |"
+    assert crowded(2, 1, 1) == "m0 | | M0 | | | M0 |"
+    assert crowded(3, 1, 1) == "m0 | | M0 | | | |"
+
+
+def test_units_that_do_the_same_have_the_median_of_their_times() -> None:
+    times = {"a": (1.0, 2.0), "b": (0.0, 9.0), "c": (9.0, 3.0), "loss": (0.5, 0.5)}
+    work = {"a": "Dense", "b": "Dense", "c": "Dense", "d": "Dense", "loss": "Sum"}
+    assert medians_of_equals(times, work) == {**dict.fromkeys("abc", (1.0, 3.0)), "loss": (0.5, 0.5)}
 
 
 def test_ranks_of_a_host_measure_messages_in_pairs() -> None:
