@@ -21,6 +21,8 @@ from smp_tf.errors import EnvironmentSetupError, RankMismatchError
 
 _GIVEN = "SMP_TF_SECRET"
 _FILE = "SMP_TF_SECRET_FILE"
+#: The variables of which one tells the part of the secret that does not come over the network.
+SECRETS = (_GIVEN, _FILE)
 _LEAST, _MOST = 16, 4096
 _PART_BYTES = 32
 _CHECK_BYTES = 32

@@ -49,6 +49,7 @@ FINISHED = [
     "smp_tf/gradients",
     "smp_tf/job",
     "smp_tf/keras",
+    "smp_tf/launch",
     "smp_tf/loss_check",
     "smp_tf/model",
     "smp_tf/offline",
@@ -69,8 +70,8 @@ WORDS = """
 Adapts Adds Advances Agrees Announces Answers Appends Applies Asks Assigns Averages Backs Begins Brings Broadcasts
 Builds Calls Changes Checks Chooses Closes Collects Combines Compares Compiles Connects Contracts Converts Copies
 Counts Cuts Decides Decorates Deletes Divides Does Draws Drops Ends Estimates Exchanges Exempts Fetches Fills Finds
-Follows Forgets Frees Gathers Gives Goes Groups Handles Holds Implements Imports Includes Joins Keeps Learns Leaves
-Lets Lists Loads Locks Looks Makes Marks Measures Minimises Moves Names Notes Numbers Opens Passes Places Plans
+Follows Forgets Frees Gathers Gives Goes Groups Handles Holds Implements Imports Includes Joins Keeps Kills Learns
+Leaves Lets Lists Loads Locks Looks Makes Marks Measures Minimises Moves Names Notes Numbers Opens Passes Places Plans
 Prepares Prints Puts Raises Reads Receives Records Reduces Refuses Registers Remembers Removes Renumbers Replaces
 Reports Requires Restores Returns Runs Saves Says Scales Seeds Sends Sets Shortens Shows Simulates Solves Sorts Splits
 Starts Stops Sums Takes Tells Traces Trains Tries Turns Undoes Updates Waits Walks Watches Wraps Writes Yields

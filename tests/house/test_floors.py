@@ -34,6 +34,7 @@ USES = {
     "pipeline pipeline.programs pipeline.run pipeline.schedules",
     "ground": "ops partition pipeline",
     "files": "ground",
+    "launch": "",
     "watch": "ground ops",
     "keras": "ground partition.trace",
     "config": "ground pipeline pipeline.schedules",
@@ -69,8 +70,8 @@ USES = {
     "offline": "ground config keras collectives replicas sharding planning optimizer start steps model partition "
     "partition.graph partition.place partition.plan partition.split partition.units pipeline pipeline.measure "
     "pipeline.planner pipeline.programs pipeline.schedules",
-    "command": "ground config job recording checkpoint start model offline partition partition.plan partition.units "
-    "pipeline pipeline.planner pipeline.schedules",
+    "command": "ground launch config job recording checkpoint start model offline partition partition.plan "
+    "partition.units pipeline pipeline.planner pipeline.schedules",
     "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer "
     "start steps whole_batch training model partition",
 }
@@ -110,6 +111,7 @@ ANSWERS = [
 HOROVOD = [
     "smp_tf/collectives/",
     "smp_tf/horovod_scope.py",
+    "smp_tf/launch/wire_up.py",
 ]
 #: Who may import private modules of TensorFlow or Keras.
 PRIVATE = [
@@ -146,6 +148,7 @@ INNER = {
     "smp_tf/command/named_function.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/plan.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/profile.py": "`smp-tf --help` comes without TensorFlow",
+    "smp_tf/command/run.py": "Horovod's parts take a tenth of a second, and other commands need none of them",
     "smp_tf/command/timeline.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/keras/adapter.py": "tf_keras is heavy, and another Keras may be in force",
     "smp_tf/horovod_scope.py": "it is imported with smp_tf, before TensorFlow",
