@@ -42,7 +42,7 @@ from smp_tf.collectives.horovod import sum_wait
 from smp_tf.job import runtime
 from smp_tf.job.exchange import allgather_json
 from smp_tf.keras.optimizer_trials import slots_of
-from smp_tf.model import profiling
+from smp_tf.model import measurement, profiling
 from smp_tf.partition.units.cost import estimate
 from smp_tf.pipeline.measure.profile import make_ready
 from smp_tf.pipeline.planner.cut import cut_into_units
@@ -152,7 +152,7 @@ class Forecast:
         self.traced = profiling.forward_backward(self.model, example.loss).trace(*self.part, **options)
         self.units, cut = cut_into_units(self.traced.graph)
         costs = estimate(self.traced.graph, self.units, unknown=self.samples)
-        self.shares = profiling.shares(costs, range(len(costs.units)), smp.size())
+        self.shares = measurement.shares(costs, range(len(costs.units)), smp.size())
         around = profiling.surroundings(self.traced, self.part)
         # All at once, so that a repetition takes as long as measuring does.
         self.ready = [make_ready(cut, unit, around) for unit in self.shares[smp.rank()]]
@@ -177,10 +177,10 @@ class Forecast:
 
         self.step, self.train = step, train
 
-    def measure(self) -> profiling.Measurement:
+    def measure(self) -> measurement.Measurement:
         """Returns what `model.profile` measures."""
         names = [self.units[index].name for index in self.shares[smp.rank()]]
-        return profiling.measure_in_rounds(
+        return measurement.measure_in_rounds(
             "the benchmark's units", names, self.ready.__getitem__, max(map(len, self.shares))
         )
 
@@ -197,7 +197,7 @@ class Forecast:
                 count = max(allgather_json(max(5, round(seconds / taken[0])), name="the number of steps"))
         return max(allgather_json(statistics.median(taken), name="the benchmark's steps"))
 
-    def step_time(self, found: profiling.Measurement, always_beside: bool = False) -> float:
+    def step_time(self, found: measurement.Measurement, always_beside: bool = False) -> float:
         """Returns the forecast of a step, in seconds."""
         [program] = self.step._programs.values()
         plan, split = program.plan, program.stage_program.split
@@ -226,7 +226,7 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     }
     rows: dict[str, list[float]] = {"step": [], "forecast": [], "beside": []}
     forecast.steps(0.1)
-    all_found: list[profiling.Measurement] = []
+    all_found: list[measurement.Measurement] = []
     for _ in range(given.repetitions):
         all_found.append(forecast.measure())
         rows["forecast"].append(forecast.step_time(all_found[-1]))
@@ -235,7 +235,7 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     shares = [statistics.median(found.alone[sweep] for found in all_found) for sweep in (0, 1)]
     times = [found.times for found in all_found]
     shortest = {name: (min(each[name][0] for each in times), min(each[name][1] for each in times)) for name in times[0]}
-    least = profiling.Measurement(shortest, (shares[0], shares[1]))
+    least = measurement.Measurement(shortest, (shares[0], shares[1]))
     return {
         "seconds": {what: spread(values) for what, values in rows.items()},
         "ratio": paired(rows["forecast"], rows["step"]),

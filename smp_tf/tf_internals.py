@@ -23,6 +23,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from smp_tf.errors import EnvironmentSetupError
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.partition import tf_internals as partition_internals
+from smp_tf.pipeline import allocator
 
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
 ResourceVariable: type[Any] = resource_variable_ops.ResourceVariable
@@ -77,20 +78,12 @@ def peak_memory() -> int | None:
         Bytes; None where the allocator counts nothing, as on a CPU without oneDNN. With oneDNN it counts tensors of 256
         KiB or more.
     """
-    return _counted_memory("peak") or None
+    return allocator.peak() or None
 
 
 def memory_in_use() -> int:
     """Returns the bytes that TensorFlow's allocator has given out now; 0 where it counts nothing."""
-    return _counted_memory("current")
-
-
-def _counted_memory(kind: str) -> int:
-    gpus = tf.config.list_logical_devices("GPU")
-    try:
-        return int(tf.config.experimental.get_memory_info(gpus[0].name if gpus else "CPU:0")[kind])
-    except (ValueError, tf.errors.OpError):
-        return 0
+    return allocator.in_use()
 
 
 @contextlib.contextmanager

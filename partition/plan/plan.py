@@ -24,7 +24,7 @@ from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic,
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
 
-VERSION = 5
+VERSION = 6
 #: The most bytes of a plan. A thousand layers and their variables take about 0.3 MiB.
 MAX_BYTES = 16 * 2**20
 

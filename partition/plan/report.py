@@ -65,7 +65,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
             f"{row.parameters:,}",
             f"{as_bytes(row.weight_bytes)}\n+ {as_bytes(row.slot_bytes)}",
             f"{as_bytes(row.stash_bytes)}\n{row.in_flight} ×",
-            as_bytes(row.device_bytes),
+            f"{as_bytes(row.device_bytes)}\n{row.source}",
             f"{row.time_share:.0%}",
             sent(row),
         )

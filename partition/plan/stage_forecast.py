@@ -25,6 +25,15 @@ class Use(enum.StrEnum):
     WORK = "work"
 
 
+class Source(enum.StrEnum):
+    """What a forecast of memory goes by."""
+
+    #: The ops of the stage.
+    ESTIMATE = "estimated"
+    #: The ops of the stage, and what all its units were seen to need while they run.
+    PROFILE = "by profile"
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes by what they are used for.
@@ -95,6 +104,7 @@ class StageForecast:
         traffic: what it sends.
         largest: the unit that has most of what is balanced, among those of the stage.
         largest_share: the share of that unit, 0 to 1.
+        source: what the forecast of memory goes by, one of `Source`.
     """
 
     units: int
@@ -105,6 +115,7 @@ class StageForecast:
     traffic: Traffic
     largest: str = ""
     largest_share: float = 0.0
+    source: str = Source.ESTIMATE
 
     def with_memory(self, memory: Mapping[Use, int]) -> StageForecast:
         """Returns the forecast with other bytes of some uses.

@@ -93,6 +93,7 @@ def working_set(
     summed: Iterable[Tensor] = (),
     unknown: int = 1,
     least: int = 0,
+    beyond: Mapping[int, int] | None = None,
 ) -> Most:
     """Returns the most bytes that a segment's own tensors take at once.
 
@@ -103,6 +104,7 @@ def working_set(
         summed: outputs that are added to a sum at once, and so are not kept to the end.
         unknown: length assumed for dimensions that are known only when the step runs.
         least: bytes from which on a tensor is large.
+        beyond: how many more bytes are taken while a node runs than is counted, below 0 for fewer, by node.
 
     Returns:
         Bytes, without those of the segment's inputs and of variables.
@@ -111,7 +113,7 @@ def working_set(
     after = _after(graph, segment.nodes, dict(segment.after))
     late = _late(graph, segment.nodes, after, seconds, kept)
     seconds = [took * (_LATE if number in late else 1.0) for number, took in enumerate(seconds)]
-    run = _Run(graph, segment.nodes, seconds, kept, _Counting(unknown, least), 0)
+    run = _Run(graph, segment.nodes, seconds, kept, _Counting(unknown, least), 0, beyond or {})
     run.to_end(after)
     return Most(run.most, run.most_large)
 
@@ -207,6 +209,7 @@ class _Run:
         kept: tensors that still exist at the end.
         counting: how bytes are counted.
         depth: number of calls and loops around them.
+        beyond: how many more bytes are taken while a node runs than is counted, by node.
     """
 
     def __init__(
@@ -217,8 +220,9 @@ class _Run:
         kept: Collection[Tensor],
         counting: _Counting,
         depth: int,
+        beyond: Mapping[int, int],
     ) -> None:
-        self._graph, self._nodes, self._seconds = graph, nodes, seconds
+        self._graph, self._nodes, self._seconds, self._beyond = graph, nodes, seconds, beyond
         self._counting, self._depth = counting, depth
         self._root = memory_roots(graph, nodes)
         self._size: dict[Tensor, Most] = {}
@@ -277,7 +281,9 @@ class _Run:
         for count, large in (own, *(self._size[tensor] for tensor in made)):
             self.in_use += count
             self.in_use_large += large
-        self.most, self.most_large = max(self.most, self.in_use), max(self.most_large, self.in_use_large)
+        more = self._beyond.get(number, 0)
+        self.most = max(self.most, self.in_use + more)
+        self.most_large = max(self.most_large, self.in_use_large + more)
         return own
 
     def _end(self, number: int, own: Most) -> None:
@@ -344,7 +350,7 @@ def _in_function(
     """Returns the most bytes that a function has at once besides its results, with `ahead` turns of a loop."""
     body = function_graph(library, name, given, results, trips)
     nodes = range(len(given), len(body.nodes))
-    run = _Run(body, nodes, node_seconds(body, unknown=counting.unknown), set(body.outputs), counting, depth + 1)
+    run = _Run(body, nodes, node_seconds(body, unknown=counting.unknown), set(body.outputs), counting, depth + 1, {})
     run.to_end(_after(body, nodes, {}))
     added = _added_up(body, len(given), counting)
     return Most(run.most - run.in_use + ahead * added.bytes, run.most_large - run.in_use_large + ahead * added.large)

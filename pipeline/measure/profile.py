@@ -1,6 +1,7 @@
 """Measures a unit of a step, which runs as a stage of its own, forward and backward, as for many microbatches.
 
     made-up inputs ─▶ F 1.2 ─ stash ─▶ B 2.0 ◀─ made-up gradients      milliseconds
+                      3         ┆      5                               MiB at most, besides what it is given
 
 Units are measured independently, in any order and by any process, since what flows between them is made up (`made_up`).
 At any time only the weights of one unit are in memory, with the sums of their gradients.
@@ -15,13 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.split.split import Segment, Split
+from smp_tf.pipeline import allocator
 from smp_tf.pipeline.measure.made_up import Surroundings, values_for
 from smp_tf.pipeline.run.accumulator import Accumulator, fits
 from smp_tf.pipeline.run.host import has_device
@@ -36,6 +38,19 @@ _FOR_EACH_EMPTY = 4
 _CACHE_SHARE = 16 << 20
 
 
+class Taken(NamedTuple):
+    """What a segment took.
+
+    Attributes:
+        seconds: of a call.
+        peak: the most bytes of tensors that a call had at once, its results included, besides what it was given; None
+            where the allocator does not count.
+    """
+
+    seconds: float
+    peak: int | None
+
+
 @dataclass(frozen=True)
 class ReadyUnit:
     """A unit whose functions are built and have run once.
@@ -48,13 +63,18 @@ class ReadyUnit:
     calls: dict[int, tuple[Callable[..., Any], Sequence[tf.Tensor]]]
     empty: dict[int, Callable[..., Any]]
 
-    def measure(self) -> dict[int, float]:
+    def measure(self) -> dict[int, Taken]:
         """Runs every segment for a while. No more processes may measure than there are processors.
 
         Returns:
-            Seconds by sweep: the median over the calls, without the time of calling a function that does nothing.
+            What each sweep took. The seconds are the median over the calls, without the time of calling a function that
+            does nothing. The bytes are those of the call that had most.
         """
-        return {sweep: _measured(function, self.empty[sweep], given) for sweep, (function, given) in self.calls.items()}
+        counts = allocator.counts()
+        return {
+            sweep: _measured(function, self.empty[sweep], given, counts=counts)
+            for sweep, (function, given) in self.calls.items()
+        }
 
 
 def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
@@ -162,16 +182,24 @@ def _sharers(cache: Path) -> int:
     return int((cache / "shared_cpu_map").read_text().replace(",", ""), 16).bit_count()
 
 
-def _measured(function: Callable[..., Any], empty: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
-    """Returns the seconds that a function takes beyond one that does nothing."""
+def _measured(
+    function: Callable[..., Any], empty: Callable[..., Any], given: Sequence[tf.Tensor], *, counts: bool
+) -> Taken:
+    """Returns the seconds that a function takes beyond one that does nothing, and its bytes where they are counted."""
     taken: list[float] = []
     for_nothing: list[float] = []
+    peaks: list[int] = []
     while len(taken) < _FEWEST_CALLS or (sum(taken) < _ENOUGH and len(taken) < _MOST_CALLS):
         # The calls alternate, so that what slows the machine for a while slows both.
         if len(taken) % _FOR_EACH_EMPTY == 0:
             for_nothing.append(_seconds(empty, given))
+        if counts:
+            allocator.forget_peak()
+        before = allocator.in_use()
         taken.append(_seconds(function, given))
-    return max(0.0, statistics.median(taken) - statistics.median(for_nothing))
+        peaks.append(allocator.peak() - before)
+    seconds = max(0.0, statistics.median(taken) - statistics.median(for_nothing))
+    return Taken(seconds, max(peaks) if counts else None)
 
 
 def _seconds(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
 from smp_tf.partition.plan.plan import Plan
-from smp_tf.partition.plan.stage_forecast import StageForecast, Traffic, Use
+from smp_tf.partition.plan.stage_forecast import Source, StageForecast, Traffic, Use
 from smp_tf.partition.split.split import Split
 from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.updates_at_once import most_at_once
@@ -62,7 +62,7 @@ def held_and_large(
     times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
     # The faster stage decides where a message lies. Where the times are estimates, the stages may also be equally fast.
     possible = [times] if request.times.seconds else [times, [ChunkTimes() for _ in times]]
-    return step_memory(done, program, edges, possible, request.course.samples, least)
+    return step_memory(done, program, edges, possible, request.course.samples, least, request.beyond.nodes)
 
 
 def with_held(plan: Plan, done: Split, request: PlacementRequest, held: Sequence[StepMemory], least: int = 0) -> Plan:
@@ -84,7 +84,16 @@ def with_held(plan: Plan, done: Split, request: PlacementRequest, held: Sequence
         made = optimizer_bytes(stage, row, done, in_buckets=request.storage.replicas > 1, least=least)
         exact.append(_exact(stage, row, done, held[stage], made, batch, samples))
     more = {Use.TRANSPORT: averaging}
-    forecast = tuple(dataclasses.replace(row, memory=row.memory + more) for row in exact)
+    known = request.beyond.units
+    of_stage = [[name for name, chunk in plan.units.items() if plan.placement[chunk] == r] for r in range(plan.stages)]
+    forecast = tuple(
+        dataclasses.replace(
+            row,
+            memory=row.memory + more,
+            source=Source.PROFILE if known and known.issuperset(names) else Source.ESTIMATE,
+        )
+        for row, names in zip(exact, of_stage, strict=True)
+    )
     return dataclasses.replace(plan, forecast=forecast)
 
 

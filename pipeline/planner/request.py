@@ -1,4 +1,4 @@
-"""The request for a placement: eight values."""
+"""The request for a placement: nine values."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from smp_tf.partition.plan.plan_file import StoredPlan
 from smp_tf.partition.units.cost import Machine
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
+from smp_tf.pipeline.planner.unit_peaks import BeyondEstimate
 from smp_tf.pipeline.programs.stash import stash_profile
 from smp_tf.pipeline.schedules.schedule import placement_of, program_of
 
@@ -175,6 +176,7 @@ class PlacementRequest:
         fixed: what a script or a file has fixed.
         outputs: which outputs are no plain tensors for every stage.
         once: what the step does once besides its microbatches.
+        beyond: how many more bytes units need than is estimated, as was measured.
     """
 
     course: Course
@@ -185,6 +187,7 @@ class PlacementRequest:
     fixed: Fixed = Fixed()
     outputs: Outputs = Outputs()
     once: Once = Once()
+    beyond: BeyondEstimate = dataclasses.field(default_factory=BeyondEstimate)
 
     def changed(self, **changes: Any) -> PlacementRequest:
         """Returns the same request with other values of some fields.

@@ -17,13 +17,15 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from smp_tf.pipeline.planner.unit_peaks import UnitPeaks
+
 #: Seconds forward and backward of a microbatch, by unit.
 Times = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """What is known about the times of units.
+    """What was measured of units.
 
     Args:
         seconds: seconds forward and backward of a microbatch, by unit; empty where nothing was measured.
@@ -31,12 +33,14 @@ class UnitTimes:
         alone: the share of these times that a unit takes, forward and backward, while the other ranks of the host wait.
         message: the processor's seconds at each end of a message between two ranks of a host, and those for every byte;
             None where they were not measured.
+        peaks: the most bytes that units have while they run.
     """
 
     seconds: Times = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     alone: tuple[float, float] = (1.0, 1.0)
     message: tuple[float, float] | None = None
+    peaks: UnitPeaks = field(default_factory=UnitPeaks)
 
 
 def other_sizes(sizes: Sequence[int]) -> str:

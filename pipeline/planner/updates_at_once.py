@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from smp_tf.pipeline import allocator
+
 #: How many updates of large weights may be under way in any case.
 FEW = 2
 #: Updates of up to this part of all weights may also be under way, so that many threads have work.
 _PART = 8
 #: The bytes from which a weight is large. The allocator of a CPU does not count smaller tensors.
-LARGE = 256 << 10
+LARGE = allocator.LARGE
 
 
 def most_at_once(sizes: Iterable[int]) -> int:

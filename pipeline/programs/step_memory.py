@@ -58,6 +58,7 @@ def step_memory(
     times: Sequence[Sequence[ChunkTimes]],
     samples: int = 1,
     least: int | None = None,
+    beyond: Mapping[str, int] | None = None,
 ) -> tuple[tuple[StepMemory, ...], tuple[StepMemory, ...]]:
     """Returns what the stages of a cut step hold at their fullest: of all tensors, and of large ones alone.
 
@@ -69,12 +70,13 @@ def step_memory(
             candidates. For every stage, those count with which it holds the most.
         samples: samples of a microbatch, where the graph does not say their number.
         least: bytes from which on a tensor is large. With None nothing is told of large ones.
+        beyond: how many more bytes are taken while a node runs than is estimated, by the node's name.
 
     Returns:
         One entry for each stage, without weights, slots, the stage's own sums of gradients and the batch; and the same
         of large tensors, () where they are not asked for.
     """
-    stages = _stages(split, program.stages, samples, least or 0)
+    stages = _stages(split, program.stages, samples, least or 0, beyond)
     sizes = (False,) if least is None else (False, True)
     held: dict[bool, list[list[StepMemory]]] = {False: [], True: []}
     for each in times:
@@ -93,7 +95,7 @@ def _most_of_each(found: Sequence[Sequence[StepMemory]]) -> tuple[StepMemory, ..
 
 
 def memory_over_step(
-    split: Split, timeline: SimulatedStep, samples: int = 1
+    split: Split, timeline: SimulatedStep, samples: int = 1, beyond: Mapping[str, int] | None = None
 ) -> tuple[tuple[tuple[float, StepMemory], ...], ...]:
     """Returns what the stages of a cut step hold from moment to moment.
 
@@ -101,21 +103,25 @@ def memory_over_step(
         split: the cut step.
         timeline: what runs when, with transfers.
         samples: samples of a microbatch, where the graph does not say their number.
+        beyond: how many more bytes are taken while a node runs than is estimated, by the node's name.
 
     Returns:
         For each stage, when a task begins or ends, and what is held from then on. Within a task, all counts that exists
         at any time of it. Weights, slots, the stage's own sums of gradients and the batch are not counted.
     """
     read = _first_reads(split, timeline.spans)
-    stages = _stages(split, len(timeline.spans), samples)
+    stages = _stages(split, len(timeline.spans), samples, beyond=beyond)
     return tuple(
         stage.moments(own, list(stage.lives(own, read))) for stage, own in zip(stages, timeline.spans, strict=True)
     )
 
 
-def _stages(split: Split, count: int, samples: int, least: int = 0) -> list[_Stage]:
+def _stages(
+    split: Split, count: int, samples: int, least: int = 0, beyond: Mapping[str, int] | None = None
+) -> list[_Stage]:
     seconds = node_seconds(split.graph, unknown=samples)
-    return [_Stage(split, stage, seconds, samples, least) for stage in range(count)]
+    more = {n: beyond[node.name] for n, node in enumerate(split.graph.nodes) if node.name in beyond} if beyond else {}
+    return [_Stage(split, stage, seconds, samples, least, more) for stage in range(count)]
 
 
 #: When each sent tensor is first read, by transfer and microbatch.
@@ -182,9 +188,18 @@ class _Stage:
         seconds: how long each node of the step takes.
         samples: length assumed for dimensions that are not known.
         least: bytes from which on a tensor is large.
+        beyond: how many more bytes are taken while a node runs than is estimated, by node.
     """
 
-    def __init__(self, split: Split, stage: int, seconds: Sequence[float], samples: int, least: int) -> None:
+    def __init__(
+        self,
+        split: Split,
+        stage: int,
+        seconds: Sequence[float],
+        samples: int,
+        least: int,
+        beyond: Mapping[int, int],
+    ) -> None:
         self._graph = split.graph
         self._samples, self._least = samples, least
         self._segments = split.segments_of(stage)
@@ -196,7 +211,7 @@ class _Stage:
         summed = [t for o in split.outputs if o.is_summed for t in o.summands or (o.tensor,)]
         self._summed = frozenset(summed)
         self._working = {
-            when: working_set(split.graph, segment, seconds, summed, samples, least)
+            when: working_set(split.graph, segment, seconds, summed, samples, least, beyond)
             for when, segment in self._segments.items()
         }
 

@@ -1,4 +1,4 @@
-"""Measures how long every layer takes on this machine, shows the times, and keeps them for plans and trainings.
+"""Measures time and memory of every layer on this machine, shows and keeps them for plans and trainings.
 
 It runs in one process, or in several that `horovodrun` started. These share the layers out and measure at the same
 time.
@@ -23,13 +23,15 @@ from rich.table import Table
 from smp_tf.command.output import UsageError, say, show
 from smp_tf.config.config import check_config
 from smp_tf.job import runtime
-from smp_tf.model.profile_cache import ProfileCache, subject_of, this_hardware
-from smp_tf.model.profiling import Measurement, already_known, find, measure, new_profile
+from smp_tf.model.measurement import Measurement
+from smp_tf.model.profile_cache import ProfileCache
+from smp_tf.model.profiling import already_known, find, measure, new_profile
 from smp_tf.offline.plan import OfflineModel, OfflineTrace
 from smp_tf.partition.plan.plan import as_bytes
 from smp_tf.partition.units.cost import UnitCost, estimate
 from smp_tf.pipeline.planner.cut import cut_into_units
 from smp_tf.pipeline.planner.units import units_of
+from smp_tf.planning.kept_measurements import subject_of, this_hardware
 from smp_tf.start import lifecycle
 from smp_tf.start.environment import world_rank, world_size
 
@@ -42,11 +44,14 @@ class MeasuredUnit:
         name: of the unit.
         times: seconds forward and backward of a microbatch; None where it could not be run.
         cost: its cost as counted from its ops.
+        peaks: the most bytes that it has forward and backward, besides what it is given; None where they were not
+            counted.
     """
 
     name: str
     times: tuple[float, float] | None
     cost: UnitCost
+    peaks: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,10 @@ def measure_layers(given: argparse.Namespace, function: Callable[[], Any]) -> No
                 _say(line)
             units = units_of(made.graph)
             costs = estimate(made.graph, units, unknown=made.samples)
-            rows = [MeasuredUnit(u.name, found.times.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
+            rows = [
+                MeasuredUnit(unit.name, found.times.get(unit.name), cost, found.peaks.bytes.get(unit.name))
+                for unit, cost in zip(units, costs.units, strict=True)
+            ]
             rows_of[size] = tuple(rows)
             if is_first:
                 show(table(rows, size, width, console.is_terminal))
@@ -214,10 +222,13 @@ def table(rows: Sequence[MeasuredUnit], samples: int, width: int = 100, color: b
     """
     shown = Table(title=f"a microbatch of {samples}, forward and backward", title_justify="left")
     shown.add_column("unit", overflow="fold", ratio=1)
-    for name in ("forward\nms", "backward\nms", "GFLOP", "GFLOP/s", "read\n+ written", "GB/s"):
+    counted = any(row.peaks for row in rows)
+    memory = ["memory\nat most"] * counted
+    for name in ("forward\nms", "backward\nms", "GFLOP", "GFLOP/s", "read\n+ written", "GB/s", *memory):
         shown.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        shown.add_row(row.name, *_cells(row.times, [row.cost]))
+        taken = "-" if row.peaks is None else f"{as_bytes(row.peaks[0])} →\n← {as_bytes(row.peaks[1])}"
+        shown.add_row(row.name, *_cells(row.times, [row.cost]), *[taken] * counted)
     shown.add_section()
     times = [row.times for row in rows if row.times is not None]
     if len(times) == len(rows):

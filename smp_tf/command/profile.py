@@ -1,4 +1,4 @@
-"""`smp-tf profile`: measures how long every layer takes on this machine."""
+"""`smp-tf profile`: measures how long every layer takes on this machine, and how much memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _MOST_THREADS = 1024
 DESCRIPTION = """\
 Measures every layer of a model, forward and backward, one after the other and with the weights of one at a
 time. Several processes (horovodrun -np 4 smp-tf profile ...) share the layers out and measure at the same time, as
-ranks that share a host compute. The times are kept for smp-tf plan and for model.profile in a training. Several numbers
-of microbatches show how much longer a batch takes, the more parts it is cut into, for smp-tf plan --microbatches auto.
+ranks that share a host compute. Times and memory are kept for smp-tf plan and for model.profile in a training.
+Several numbers of microbatches show how much longer a batch takes, the more parts it is cut into, for smp-tf plan
+--microbatches auto.
 """
 
-EXAMPLES = """The function is that of smp-tf plan (smp-tf plan --help). Times are kept for the model, the samples
+EXAMPLES = """The function is that of smp-tf plan (smp-tf plan --help). They are kept for the model, the samples
 of a microbatch and the machine, in ~/.cache/smp_tf/profiles; SMP_TF_PROFILES names another folder, or is "off".
 
 examples:

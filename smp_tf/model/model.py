@@ -470,12 +470,12 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         summary.print_summary(self, options.pop("print_fn", None), dict(options))
 
     def profile(self, *example_inputs: Any, **kwargs: Any) -> None:
-        """Measures how long the layers take here, so that the first step's plan uses these times.
+        """Measures the time and memory that the layers take here, so that the first step's plan uses them.
 
         It is optional. Without it the plan uses estimates from the sizes of the operations. Every rank must call it
         before the first step. The ranks share the layers out and measure them at the same time, forward and backward.
-        Each holds the weights of one layer at a time. The times are kept. The next run on such a machine, with as many
-        samples, finds them (`SMP_TF_PROFILES` names the folder, or is "off").
+        Each holds the weights of one layer at a time. What is measured is kept. The next run on such a machine, with as
+        many samples, finds it (`SMP_TF_PROFILES` names the folder, or is "off").
 
         Args:
             *example_inputs: arguments of the model, for any number of samples.

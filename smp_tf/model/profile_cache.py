@@ -1,6 +1,6 @@
-"""Keeps measured times for the next run, in a file for each model, size of microbatch and machine.
+"""Keeps measured times and bytes for the next run, in a file for each model, size of microbatch and machine.
 
-    ~/.cache/smp_tf/profiles/5-a07e…-3f9c….json    moved or turned off by SMP_TF_PROFILES
+    ~/.cache/smp_tf/profiles/6-a07e…-3f9c….json    moved or turned off by SMP_TF_PROFILES
                              │ │     └ graph, samples, machine
                              │ └ form: some of what is the same for microbatches of all sizes; models may share it
                              └ version of the fields
@@ -14,78 +14,22 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
-import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import tensorflow as tf
 
 from smp_tf.files.durable_files import write_file
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.graph.fingerprint import fingerprint, form
-from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.json_record import record_from
+from smp_tf.pipeline.planner.unit_peaks import UnitPeaks
+from smp_tf.planning.kept_measurements import MeasuredHardware, Subject, folder_of_measurements
 
-#: The environment variable that names another folder, or says "off".
-FOLDER_VARIABLE = "SMP_TF_PROFILES"
 #: Version of the fields of a file.
-FORMAT = 5
-
-
-@dataclass(frozen=True)
-class MeasuredHardware:
-    """What, besides the unit, decides how long a unit takes.
-
-    Args:
-        device: model of the GPU, or of the processor where there is none.
-        cores: processors that this process may use.
-        threads: threads of an operation; 0 for TensorFlow's choice.
-        ops_at_once: operations that run at once; 0 for TensorFlow's choice.
-        onednn: whether oneDNN's kernels are used where there are any.
-        processes: processes that measured at the same time on this host.
-        tensorflow: version of TensorFlow.
-    """
-
-    device: str
-    cores: int
-    threads: int
-    ops_at_once: int
-    onednn: bool
-    processes: int
-    tensorflow: str
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is measured: a model, with microbatches of one size.
-
-    Args:
-        fingerprint: hash of the graph of a microbatch.
-        form: a hash of some of what is the same for microbatches of all sizes: variables, layers and results. Other
-            models may have the same one.
-        samples: samples of a microbatch.
-    """
-
-    fingerprint: str
-    form: str
-    samples: int
-
-
-def subject_of(graph: OpGraph, samples: int) -> Subject:
-    """Returns the subject that a graph stands for.
-
-    Args:
-        graph: of a microbatch.
-        samples: of a microbatch.
-    """
-    lines = "\n".join(form(graph))
-    return Subject(fingerprint(graph), hashlib.sha256(lines.encode()).hexdigest(), samples)
+FORMAT = 6
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The times of a model's units.
+    """The times and bytes of a model's units.
 
     Args:
         format: version of these fields.
@@ -97,6 +41,7 @@ class Profile:
             wait; above 0, at most 1.
         message: seconds that a message between two of these processes takes of a processor at each of its ends, and
             those for every byte; empty where no two processes measured.
+        peaks: the most bytes of tensors that units have; those of none where the allocator does not count.
     """
 
     format: int
@@ -106,6 +51,7 @@ class Profile:
     units: dict[str, tuple[float, ...]]
     alone: tuple[float, ...]
     message: tuple[float, ...] = ()
+    peaks: UnitPeaks = field(default_factory=UnitPeaks)
 
     @property
     def times(self) -> dict[str, tuple[float, float]]:
@@ -127,32 +73,6 @@ class Profile:
         return message, byte
 
 
-def this_hardware(processes: int = 1) -> MeasuredHardware:
-    """Returns the hardware that this process runs on.
-
-    Args:
-        processes: processes that measure at the same time on this host.
-    """
-    cores = len(os.sched_getaffinity(0))
-    threading, asked = tf.config.threading, os.environ.get
-    threads = threading.get_intra_op_parallelism_threads() or int(asked("TF_NUM_INTRAOP_THREADS") or 0)
-    ops_at_once = threading.get_inter_op_parallelism_threads() or int(asked("TF_NUM_INTEROP_THREADS") or 0)
-    onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false")
-    return MeasuredHardware(_device(), cores, threads, ops_at_once, onednn, processes, tf.__version__)
-
-
-def _device() -> str:
-    gpus = tf.config.get_visible_devices("GPU")
-    if gpus:
-        return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
-
-
 class ProfileCache:
     """The folder of profiles.
 
@@ -161,7 +81,7 @@ class ProfileCache:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder if folder is not None else _folder()
+        self.folder = folder if folder is not None else folder_of_measurements()
         #: What went wrong with the file that was last read or written; "" where nothing did.
         self.trouble = ""
 
@@ -223,6 +143,11 @@ class ProfileCache:
                 len(found.message) == 2 and found.message[0] >= 0.0 < found.message[1] < math.inf
             ):
                 raise PlacementError("What a message takes must be two times, neither negative, the second above 0.")
+            sizes = [count for pair in found.peaks.bytes.values() for count in pair]
+            if min([*sizes, found.peaks.counted_from]) < 0:
+                raise PlacementError("The bytes of a unit must be two numbers, and none may be negative.")
+            if found.peaks.bytes and found.peaks.bytes.keys() != found.units.keys():
+                raise PlacementError("Where bytes of units are known, they must be known of all.")
         except (OSError, ValueError, PlacementError) as error:
             self._damaged(path, str(error))
             return None
@@ -255,13 +180,3 @@ class ProfileCache:
 def _begin(form: str) -> str:
     """Returns the begin of the names of files whose subjects have a form."""
     return f"{FORMAT}-{form[:16]}-"
-
-
-def _folder() -> Path | None:
-    asked = os.environ.get(FOLDER_VARIABLE)
-    if asked == "off":
-        return None
-    if asked:
-        return Path(asked)
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "smp_tf" / "profiles"

@@ -1,4 +1,4 @@
-"""`model.profile`: times every unit of a model on example inputs, for the plan that its first step makes.
+"""`model.profile`: measures the time and memory of every unit of a model, for the plan that its first step makes.
 
 rank 0                      rank 1
 are the times known? ─────▶ all ranks hear of it
@@ -14,17 +14,13 @@ messages to each other      messages to each other    pairs of ranks of a host, 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import inspect
-import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from rich.console import Console
@@ -35,61 +31,32 @@ from smp_tf.errors import PlacementError, StepError
 from smp_tf.job import runtime
 from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json
 from smp_tf.job.program_numbers import agree_on_number
-from smp_tf.model.measuring_shifts import shifts_of
-from smp_tf.model.profile_cache import (
-    FORMAT,
-    MeasuredHardware,
-    Profile,
-    ProfileCache,
-    Subject,
-    subject_of,
-    this_hardware,
+from smp_tf.model.measurement import (
+    Measurement,
+    first_of_a_kind,
+    measure_in_rounds,
+    medians_of_equals,
+    most_of_equals,
+    shares,
 )
+from smp_tf.model.profile_cache import FORMAT, Profile, ProfileCache
 from smp_tf.partition.graph.fingerprint import work_of
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.split.split import Split
-from smp_tf.partition.units.cost import Costs, estimate
+from smp_tf.partition.units.cost import estimate
 from smp_tf.partition.units.units import Unit
+from smp_tf.pipeline import allocator
 from smp_tf.pipeline.measure.made_up import Surroundings
 from smp_tf.pipeline.measure.message_time import seconds_of_messages
-from smp_tf.pipeline.measure.profile import ReadyUnit, make_ready
+from smp_tf.pipeline.measure.profile import make_ready
+from smp_tf.pipeline.planner.beyond_estimate import beyond_estimate
 from smp_tf.pipeline.planner.cut import cut_into_units
+from smp_tf.pipeline.planner.unit_peaks import UnitPeaks
+from smp_tf.planning.kept_measurements import MeasuredHardware, Subject, subject_of, this_hardware
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import StepTrace
 from smp_tf.variables.models import SplitModel
-from smp_tf.watch.failure import type_and_words
-
-#: Seconds forward and backward of a microbatch, by unit.
-Times = dict[str, tuple[float, float]]
-#: Seconds forward and backward.
-Pair: TypeAlias = Sequence[float]
-#: A unit, or its times.
-Made = TypeVar("Made")
-#: How many units that do the same are measured.
-_MOST_OF_A_KIND = 7
-#: How many units of each rank are also measured alone.
-_UNITS_ALONE = 4
-#: How many ranks of a host measure alone, one after the other.
-_RANKS_ALONE = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """What is known about the times of a model's units.
-
-    Args:
-        times: times of units while all other ranks of the host run units, too.
-        alone: the share of these times that units take, forward and backward, while the other ranks of a host wait.
-        message: the processor's seconds that a message between two ranks of a host takes at each of its ends, and those
-            for every byte; None where no host has two ranks of a replica.
-        failed: why other units have no times.
-    """
-
-    times: Times
-    alone: tuple[float, float] = (1.0, 1.0)
-    message: tuple[float, float] | None = None
-    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -125,6 +92,9 @@ def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) 
     per_sample = {name: (ahead / samples, back / samples) for name, (ahead, back) in known.times.items()}
     model._smp_store.measured, model._smp_store.alone = per_sample, known.alone
     model._smp_store.message = known.message
+    # By the graph of what was measured. The step may have another loss.
+    model._smp_store.beyond = beyond_estimate(traced.graph, known.peaks, samples)
+    model._smp_store.beyond_samples = samples
 
 
 def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tensor], samples: int) -> Measurement:
@@ -143,6 +113,9 @@ def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tenso
         announce(f"Model {model!r} could not be profiled; the plan goes by estimates. {error}", topology.rank)
         return Measurement({})
     found = measure(model, traced, units, cut, tensors, samples)
+    if allocator.counts():
+        # What the first steps take is told as the most since then.
+        allocator.forget_peak()
     for name, why in found.failed.items():
         announce(f"Unit {name!r} could not be measured; the plan goes by an estimate for it. {why}", topology.rank)
     if topology.rank == 0 and len(found.times) == len(units):
@@ -171,12 +144,15 @@ def find(
         if found is None:
             found = cache.find(subject, kind)
             troubles += [cache.trouble] if cache.trouble else []
-    known = broadcast_json(found and [found.times, found.alone, found.message], 0, name=f"profiling model {model!r}")
+    told = found and [found.times, found.alone, found.message, found.peaks.bytes, found.peaks.counted_from]
+    known = broadcast_json(told, 0, name=f"profiling model {model!r}")
     if known is None:
         return None, troubles
-    times, (forward, backward), message = known
+    times, (forward, backward), message, peaks, counted_from = known
     in_pairs = {name: (ahead, back) for name, (ahead, back) in times.items()}
-    return Measurement(in_pairs, (forward, backward), tuple(message) if message else None), troubles
+    in_bytes = UnitPeaks({name: (ahead, back) for name, (ahead, back) in peaks.items()}, counted_from)
+    message = tuple(message) if message else None
+    return Measurement(in_pairs, (forward, backward), message, peaks=in_bytes), troubles
 
 
 def hardware_alike(here: MeasuredHardware, processes: int) -> list[MeasuredHardware]:
@@ -207,7 +183,7 @@ def new_profile(model: str, subject: Subject, hardware: MeasuredHardware, found:
         hardware: the hardware that it was measured on.
         found: the measurement of all units.
     """
-    return Profile(FORMAT, model, subject, hardware, dict(found.times), found.alone, found.message or ())
+    return Profile(FORMAT, model, subject, hardware, dict(found.times), found.alone, found.message or (), found.peaks)
 
 
 def measure(
@@ -251,39 +227,10 @@ def measure(
         )
     message = measure_messages(what)
     said = allgather_json(failed, name=what)
-    times = medians_of_equals(found.times, dict(zip((unit.name for unit in units), work, strict=True)))
-    in_order = {unit.name: times[unit.name] for unit in units if unit.name in times}
-    return dataclasses.replace(
-        found, times=in_order, message=message, failed={name: why for reasons in said for name, why in reasons.items()}
-    )
-
-
-def medians_of_equals(times: Times, work: Mapping[str, str]) -> Times:
-    """Returns the times of units, where units with the same work have the median over all of them.
-
-    Equal layers take equally long. Where they do not seem to, something else disturbed one of them.
-
-    Args:
-        times: seconds forward and backward, by unit.
-        work: what each unit does, equal where units do the same.
-
-    Example:
-        >>> medians_of_equals({"a": (1.0, 2.0), "b": (1.2, 9.0), "c": (9.0, 3.0)}, dict.fromkeys("abc", "Dense"))
-        {'a': (1.2, 3.0), 'b': (1.2, 3.0), 'c': (1.2, 3.0)}
-    """
-    medians = _medians_by((work[name], pair) for name, pair in times.items())
-    return {name: medians[work[name]] for name in times}
-
-
-def _medians_by(named: Iterable[tuple[str, Pair]]) -> Times:
-    of: dict[str, list[Pair]] = {}
-    for name, pair in named:
-        of.setdefault(name, []).append(pair)
-    return {name: _medians(pairs) for name, pairs in of.items()}
-
-
-def _medians(pairs: Sequence[Pair]) -> tuple[float, float]:
-    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+    failed = {name: why for reasons in said for name, why in reasons.items()}
+    kinds = {unit.name: kind for unit, kind in zip(units, work, strict=True) if unit.name not in failed}
+    times, peaks = medians_of_equals(found.times, kinds), most_of_equals(found.peaks, kinds)
+    return dataclasses.replace(found, times=times, message=message, failed=failed, peaks=peaks)
 
 
 def measure_messages(what: str) -> tuple[float, float] | None:
@@ -309,7 +256,7 @@ def measure_messages(what: str) -> tuple[float, float] | None:
     found = [pair for pair in allgather_json(own, name=what) if pair is not None]
     if not found:
         return None
-    return _medians(found)
+    return statistics.median(pair[0] for pair in found), statistics.median(pair[1] for pair in found)
 
 
 def pairs_on_hosts(members: Sequence[int], hosts: Sequence[str]) -> dict[int, int]:
@@ -329,152 +276,6 @@ def pairs_on_hosts(members: Sequence[int], hosts: Sequence[str]) -> dict[int, in
         for one, other in zip(here[::2], here[1::2], strict=False):
             found |= {one: other, other: one}
     return found
-
-
-def measure_in_rounds(
-    what: str,
-    names: Sequence[str],
-    make: Callable[[int], ReadyUnit],
-    rounds: int,
-    progress: Callable[[int], None] = lambda done: None,
-    failed: dict[str, str] | None = None,
-) -> Measurement:
-    """Measures units of all ranks at the same time, as far as there are processors, and some of them alone.
-
-    Args:
-        what: words for what is done, the same on all ranks.
-        names: names of this rank's units, the most expensive first.
-        make: returns one of these, by its position, ready to be measured. It is kept only as long as that takes.
-        rounds: the largest number of units that a rank has.
-        progress: takes the number of rounds that are done.
-        failed: takes the units of this rank that TensorFlow cannot run, with the reasons.
-
-    Returns:
-        The measurement of all units, as the median over ranks that had the same one. It is the same on all ranks.
-    """
-    topology = runtime.current().topology
-    together = max(collections.Counter(topology.hosts).values())
-    usable = allgather_json(sorted(os.sched_getaffinity(0)), name=what)
-    shifts = shifts_of(topology.rank, topology.hosts, usable)
-    measured: Times = {}
-    both: list[tuple[Pair, Pair]] = []
-    ready: ReadyUnit | None = None
-
-    def attempt(work: Callable[[], Made]) -> Made | None:
-        # A unit that cannot run on made-up numbers, or that runs backward no more often than forward, such as
-        # py_function.
-        try:
-            return work()
-        except tf.errors.OpError as error:
-            if failed is not None and turn < len(names):
-                failed[names[turn]] = next(line for line in type_and_words(error).splitlines() if line.strip())
-            return None
-
-    for turn in range(rounds):
-        mine = turn < len(names)
-        if mine:
-            # Not while the one before it is kept, since a rank holds the weights of one unit.
-            ready = None
-            ready = attempt(functools.partial(make, turn))
-        # Ranks that share a host slow each other down, as in training. A rank that has no unit left measures its last
-        # one again, so that the others are not alone.
-        pair: tuple[float, float] | None = None
-        for shift in range(shifts.count):
-            barrier(name=what)
-            if shift in shifts.mine and ready is not None:
-                now = attempt(functools.partial(as_forward_and_backward, ready, shifts.crowd))
-                ready = ready if now is not None else None
-                pair = pair or now
-        if mine and pair is not None:
-            measured[names[turn]] = pair
-        if turn < _UNITS_ALONE and together > 1:
-            for rank in range(min(together, _RANKS_ALONE)):
-                barrier(name=what)
-                if (
-                    pair is not None
-                    and ready is not None
-                    and (topology.local_rank, topology.local_size) == (rank, together)
-                ):
-                    both.append((pair, as_forward_and_backward(ready)))
-            # Nor does any rank make its next unit meanwhile.
-            barrier(name=what)
-        progress(turn + 1)
-    said = allgather_json([measured, both], name=what)
-    medians = _medians_by(chain.from_iterable(of_rank.items() for of_rank, _ in said))
-    return Measurement(medians, shares_alone([pair for _, pairs in said for pair in pairs], together))
-
-
-def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[float, float]:
-    """Returns the share of its time next to others that a task takes alone, forward and backward.
-
-    Args:
-        both: seconds forward and backward of units, next to others and alone.
-        together: how many run together, with this one.
-
-    Returns:
-        Two shares of at most 1, since what took longer alone was disturbed. A share is not below 1 / together, since a
-        processor cannot give more to one than it gave to all.
-
-    Example:
-        >>> shares_alone([((2.0, 4.0), (2.0, 2.5)), ((2.0, 4.0), (2.5, 1.5))], together=2)
-        (1.0, 0.5)
-    """
-
-    def share(sweep: int) -> float:
-        beside, alone = (sum(pair[which][sweep] for pair in both) for which in (0, 1))
-        return min(1.0, max(1.0 / together, alone / beside)) if beside else 1.0
-
-    return share(0), share(1)
-
-
-def as_forward_and_backward(ready: ReadyUnit, crowd: float = 1.0) -> tuple[float, float]:
-    """Returns the seconds forward and backward of a unit: those of its first sweep, and of all others.
-
-    Args:
-        ready: the unit.
-        crowd: how many ranks share a processor in a training. Each has it for so much less of the time.
-    """
-    seconds = ready.measure()
-    return crowd * seconds.get(0, 0.0), crowd * sum(taken for sweep, taken in seconds.items() if sweep)
-
-
-def first_of_a_kind(work: Sequence[str]) -> list[int]:
-    """Returns the numbers of the units to be measured, of those with the same work the first few.
-
-    Args:
-        work: what every unit does, equal where units do the same.
-    """
-    seen: collections.Counter[str] = collections.Counter()
-    chosen = []
-    for number, kind in enumerate(work):
-        seen[kind] += 1
-        if seen[kind] <= _MOST_OF_A_KIND:
-            chosen.append(number)
-    return chosen
-
-
-def shares(costs: Costs, units: Sequence[int], ranks: int) -> list[list[int]]:
-    """Returns which units each rank measures. By the estimates, all ranks take about equally long.
-
-    Args:
-        costs: costs of all units.
-        units: the numbers of those to be measured.
-        ranks: ranks of a replica.
-
-    Returns:
-        The indices of each rank's units, the most expensive first. So units that are measured at the same time are
-        alike.
-    """
-    found: list[list[int]] = [[] for _ in range(ranks)]
-    order = sorted(units, key=lambda u: (-_seconds(costs, u), u))
-    for place, unit in enumerate(order):
-        turn, rank = divmod(place, ranks)
-        found[rank if turn % 2 == 0 else ranks - 1 - rank].append(unit)
-    return found
-
-
-def _seconds(costs: Costs, unit: int) -> float:
-    return costs.units[unit].seconds.both
 
 
 def surroundings(traced: StepTrace, tensors: Sequence[tf.Tensor]) -> Surroundings:

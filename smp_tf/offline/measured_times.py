@@ -1,4 +1,4 @@
-"""Looks up, for a plan, the times that `smp-tf profile` has measured of a model on this machine.
+"""Looks up, for a plan, the times and bytes that `smp-tf profile` has measured of a model on this machine.
 
     kept: 4 samples, 16 samples        plan: 4 samples  ─▶ as measured
                                              8 samples  ─▶ on the line through both
@@ -14,10 +14,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from smp_tf.errors import OfflinePlanError, StepError
-from smp_tf.model.profile_cache import MeasuredHardware, Profile, ProfileCache, Subject, subject_of, this_hardware
+from smp_tf.model.profile_cache import Profile, ProfileCache
 from smp_tf.model.profiling import hardware_alike
 from smp_tf.offline.plan import OfflineModel
 from smp_tf.pipeline.planner.times_by_size import UnitTimes, times_for
+from smp_tf.pipeline.planner.unit_peaks import peaks_for
+from smp_tf.planning.kept_measurements import MeasuredHardware, Subject, subject_of, this_hardware
 
 
 class KnownTimes:
@@ -62,13 +64,21 @@ class KnownTimes:
             if subject in here and not self._of_all_sizes:
                 self._tell(f"times as measured on {where}; --static ignores them")
                 kept_here = here[subject]
-                return UnitTimes(kept_here.times, alone=kept_here.shares_alone, message=kept_here.message_seconds)
+                return UnitTimes(
+                    kept_here.times,
+                    alone=kept_here.shares_alone,
+                    message=kept_here.message_seconds,
+                    peaks=kept_here.peaks,
+                )
             sizes = {of.samples: profile for of, profile in here.items() if of == self._subject(model, of.samples)}
             if len(sizes) > 1:
                 self._tell_sizes(samples, sizes, where)
                 nearest = sizes[min(sizes, key=lambda size: (abs(size - samples), size))]
                 times = times_for(samples, {size: profile.times for size, profile in sizes.items()})
-                return dataclasses.replace(times, alone=nearest.shares_alone, message=nearest.message_seconds)
+                peaks = peaks_for(samples, {size: profile.peaks for size, profile in sizes.items()})
+                return dataclasses.replace(
+                    times, alone=nearest.shares_alone, message=nearest.message_seconds, peaks=peaks
+                )
             alone += [f"{size} samples on {where}" for size in sizes]
         if alone:
             self._tell(

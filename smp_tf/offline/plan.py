@@ -40,11 +40,13 @@ from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.measure.made_up import numbers
 from smp_tf.pipeline.planner import memory_forecast, proposal
+from smp_tf.pipeline.planner.beyond_estimate import beyond_estimate, by_node
 from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.plan import PROOF_SECONDS
 from smp_tf.pipeline.planner.request import Aim, Course, Fixed, Hardware, Once, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
+from smp_tf.pipeline.planner.unit_peaks import BeyondEstimate
 from smp_tf.pipeline.planner.units import costs_of, units_of
 from smp_tf.pipeline.programs.kinds import KINDS, Holds
 from smp_tf.pipeline.programs.simulate import SimulatedStep
@@ -135,6 +137,11 @@ class OfflinePlan:
     def batch_size(self) -> int:
         """Returns the samples of a batch of one replica."""
         return self.trace.batch_size
+
+    @property
+    def beyond(self) -> BeyondEstimate:
+        """Returns how many more bytes units need than is estimated, as was measured."""
+        return by_node(self.graph, beyond_estimate(self.graph, self.times.peaks, self.trace.samples))
 
     @property
     def is_measured(self) -> bool:
@@ -268,7 +275,7 @@ class OfflineModel:
             cluster: the cluster that they run on; None for processes like this one, on one host.
             proof_seconds: how many seconds to search for a better placement, or a proof that there is none.
             advise: whether to search for settings that fit, where these do not.
-            timed: whether to use measured times where there are any. They say nothing about memory.
+            timed: whether to use what was measured of units, where there is anything.
             stored: plans of a file. The one for this model is used instead of making a plan.
             processes: how many processes advice may use; None for all of the cluster, or any number.
 
@@ -301,6 +308,7 @@ class OfflineModel:
             Hardware(cluster.stages(stages, replicas).within(config.memory_limit), cluster.machine),
             Fixed(given=given),
             once=Once(config.check_inputs, is_compiled=config.xla, sum_wait=sum_wait()),
+            beyond=by_node(made.graph, beyond_estimate(made.graph, measured.peaks, made.samples)),
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = costs_of(made.graph, request, plan)
@@ -529,7 +537,7 @@ def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
     batch = memory_forecast.batch_bytes(made.graph, made.plan.microbatches, samples)
     averaging = averaging_bytes(made.replicas) if made.graph.gradients else 0
     found = []
-    over_step = memory_over_step(made.split, made.timeline, samples)
+    over_step = memory_over_step(made.split, made.timeline, samples, made.beyond.nodes)
     for stage, (row, moments) in enumerate(zip(made.plan.forecast, over_step, strict=True)):
         stored = row.weight_bytes + row.gradient_bytes + row.slot_bytes - row.host_bytes
         stored += 0 if row.gradients_on_host else averaging

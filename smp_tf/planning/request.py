@@ -17,6 +17,7 @@ from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered
+from smp_tf.pipeline.planner.beyond_estimate import by_node
 from smp_tf.pipeline.planner.plan import PROOF_SECONDS
 from smp_tf.pipeline.planner.request import Aim, Course, Fixed, Hardware, Once, Outputs, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
@@ -101,7 +102,7 @@ def request_for(
     if placement is None and not is_named(config.pipeline):
         placement = placement_of(config.pipeline, stages)
     ranks = dataclasses.replace(Ranks.alike(stages, config.memory_limit), hosts=running.topology.hosts_of_stages())
-    return PlacementRequest(
+    request = PlacementRequest(
         Course(
             schedule,
             stages,
@@ -127,6 +128,7 @@ def request_for(
         Outputs(local_outputs, composites_of(lowered.results)),
         Once(config.check_inputs, _stage_sums_of(traced.models), config.xla, sum_wait()),
     )
+    return request.changed(beyond=by_node(graph, _beyond_of(traced.models, samples)))
 
 
 def expected_of(
@@ -152,6 +154,12 @@ def _times_of(models: Sequence[SplitModel], samples: int) -> UnitTimes:
     stores = [model._smp_store for model in models if model._smp_store.measured]
     message = next((store.message for store in stores if store.message is not None), None)
     return UnitTimes(measured, alone=_mean_of([store.alone for store in stores]), message=message)
+
+
+def _beyond_of(models: Sequence[SplitModel], samples: int) -> dict[str, tuple[int, int]]:
+    """Returns how many more bytes units need than is estimated, of models that were measured with as many samples."""
+    stores = [model._smp_store for model in models]
+    return {name: more for store in stores if store.beyond_samples == samples for name, more in store.beyond.items()}
 
 
 def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:

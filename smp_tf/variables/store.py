@@ -50,6 +50,10 @@ class VariableStore:
         self.alone: tuple[float, float] = (1.0, 1.0)
         #: The processor's seconds for a message between two ranks of a host, and for every byte, if they were measured.
         self.message: tuple[float, float] | None = None
+        #: How many more bytes units need forward and backward than is estimated, by unit, if they were counted; and the
+        #: samples that they were counted with.
+        self.beyond: dict[str, tuple[int, int]] = {}
+        self.beyond_samples = 0
 
     def __len__(self) -> int:
         return len(self._states)

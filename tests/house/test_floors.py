@@ -65,12 +65,12 @@ USES = {
     "partition.samples partition.trace",
     "training": "ground keras job recording variables replicas batch sharding checkpoint optimizer steps loss_check "
     "whole_batch partition partition.plan partition.samples partition.trace pipeline.programs pipeline.schedules",
-    "model": "ground files watch keras variables job optimizer steps training partition partition.graph "
-    "partition.plan partition.split partition.units pipeline.measure pipeline.planner",
+    "model": "ground files watch keras variables job planning optimizer steps training partition partition.graph "
+    "partition.plan partition.split partition.units pipeline pipeline.measure pipeline.planner",
     "offline": "ground config keras collectives replicas sharding planning optimizer start steps model partition "
     "partition.graph partition.place partition.plan partition.split partition.units pipeline pipeline.measure "
     "pipeline.planner pipeline.programs pipeline.schedules",
-    "command": "ground launch config job recording checkpoint start model offline partition partition.plan "
+    "command": "ground launch config job recording checkpoint planning start model offline partition partition.plan "
     "partition.units pipeline pipeline.planner pipeline.schedules",
     "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer "
     "start steps whole_batch training model partition",

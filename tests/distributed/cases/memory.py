@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf.collectives.horovod import averaging_bytes
+from smp_tf.job import runtime
 from smp_tf.job.exchange import broadcast_json
 from smp_tf.keras.optimizer_reports import slot_bytes_here
 from smp_tf.planning import first_steps
@@ -24,11 +25,12 @@ MEASURED = 5
 DEVICE = "CPU:0"
 
 
-def forecast_and_measured(model: str) -> dict[str, Any]:
+def forecast_and_measured(model: str, profiled: bool = False) -> dict[str, Any]:
     """Trains for a few steps.
 
     Args:
         model: its name among the models whose memory is measured.
+        profiled: whether its layers are measured before.
 
     Returns:
         The forecast of this rank by name, the part of it that is counted, and bytes in use between steps and at most,
@@ -50,6 +52,10 @@ def forecast_and_measured(model: str) -> dict[str, Any]:
         optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
         return loss.reduce_mean()
 
+    if profiled:
+        part = runtime.current().config.microbatches
+        given = [values[: len(values) // part] for values in entry.batch(0)[:-1]]
+        net.profile(given if len(given) > 1 else given[0])
     gc.collect()
     before = tf.config.experimental.get_memory_info(DEVICE)["current"]
     # A copy: a constant may lie in the memory of the array, which TensorFlow does not count.
@@ -74,6 +80,7 @@ def forecast_and_measured(model: str) -> dict[str, Any]:
         "counted": first_steps.counted_of(program.plan, counted, smp.mp_rank(), row.slot_bytes),
         "forecast": {name: getattr(row, name) for name in ("weight_bytes", "slot_bytes", "stored_bytes")},
         "copied": sum(shared.nbytes for shared in program.plan.shared if smp.mp_rank() in shared.copies),
+        "source": planned.source,
         "batch": sum(part.dtype.size * part.shape.num_elements() for part in batch),
         "planned slots": planned.slot_bytes,
         "place": [smp.mp_rank(), smp.dp_rank()],

@@ -55,7 +55,7 @@ def test_a_plan_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 99}, "reads plans of version 5. Received: version 99"),
+        ({"version": 99}, "reads plans of version 6. Received: version 99"),
         ({"stages": "2"}, "'stages' of the plan must be a whole number. Received: the text \"2\""),
         ({"stages": True}, "'stages' of the plan must be a whole number. Received: true"),
         ({"units": {"net": 5}}, "must name chunks 0 to 1. Received: 5"),
@@ -210,15 +210,15 @@ def test_the_fullest_stage_is_named_with_the_unit_that_fills_it() -> None:
 def test_the_report() -> None:
     assert render(small_plan(), width=98).splitlines() == [
         "2 partitions, 4 microbatches, interleaved, balanced by stored bytes",
-        "┏━━━━━━━┳━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━┓",
-        "┃       ┃                 ┃            ┃   weights ┃     stash ┃  memory ┃      ┃           sent ┃",
-        "┃ stage ┃ layers          ┃ parameters ┃   + slots ┃ in flight ┃  in all ┃ time ┃ per microbatch ┃",
-        "┡━━━━━━━╇━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━┩",
-        "│     0 │ embedding,      │        128 │     512 B │     512 B │ 2.6 KiB │  50% │        128 B → │",
-        "│       │ block_0         │            │ + 1.0 KiB │       2 × │         │      │                │",
-        "│     1 │ block_1, loss   │        128 │     512 B │     512 B │ 2.6 KiB │  50% │      ← 2.0 KiB │",
-        "│       │ and outputs     │            │ + 1.0 KiB │       1 × │         │      │                │",
-        "└───────┴─────────────────┴────────────┴───────────┴───────────┴─────────┴──────┴────────────────┘",
+        "┏━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━┓",
+        "┃       ┃               ┃            ┃   weights ┃     stash ┃    memory ┃      ┃           sent ┃",
+        "┃ stage ┃ layers        ┃ parameters ┃   + slots ┃ in flight ┃    in all ┃ time ┃ per microbatch ┃",
+        "┡━━━━━━━╇━━━━━━━━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━┩",
+        "│     0 │ embedding,    │        128 │     512 B │     512 B │   2.6 KiB │  50% │        128 B → │",
+        "│       │ block_0       │            │ + 1.0 KiB │       2 × │ estimated │      │                │",
+        "│     1 │ block_1, loss │        128 │     512 B │     512 B │   2.6 KiB │  50% │      ← 2.0 KiB │",
+        "│       │ and outputs   │            │ + 1.0 KiB │       1 × │ estimated │      │                │",
+        "└───────┴───────────────┴────────────┴───────────┴───────────┴───────────┴──────┴────────────────┘",
         "shared weights",
         "┏━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━┳━━━━━━━━━━━┓",
         "┃ weight              ┃    size ┃ stage ┃ copies on ┃",

@@ -83,7 +83,7 @@ def test_a_row_shows_the_forecast_of_its_stage() -> None:
     first, second = cells(render(plan_of(stage), width=120))
     assert first[:5] == ["0", "layer_0", "1,234,567", "4.7 MiB", "3.0 MiB"]
     assert first[-2:] == ["26%", "2.0 KiB →"]
-    assert second[:5] == ["", "", "", "+ 9.4 MiB", "3 ×"]
+    assert second[:6] == ["", "", "", "+ 9.4 MiB", "3 ×", "estimated"]
     assert second[-1] == "← 512 B"
 
 

@@ -89,6 +89,21 @@ def test_an_op_that_can_writes_into_the_memory_of_an_input_that_nobody_else_read
     assert most(graph, given) == 1024
 
 
+def test_a_node_that_was_seen_to_need_more_or_less_counts_as_it_was_seen() -> None:
+    b = GraphBuilder()
+    x = b.argument((KIB,))
+    first = b.add("Tile", x, shape=(2 * KIB,))
+    second = b.add("Sum", first, shape=(KIB,))
+    last = b.add("Exp", second, shape=(KIB,))
+    graph = b.graph(last)
+    cut, seconds = segment(graph, first, second, last, outputs=(last,)), node_seconds(graph)
+    assert working_set(graph, cut, seconds) == (3 * 1024, 3 * 1024)
+    assert working_set(graph, cut, seconds, beyond={first.node: 2000}) == (2048 + 2000, 2048 + 2000)
+    assert working_set(graph, cut, seconds, least=2000, beyond={first.node: 2000}) == (2048 + 2000, 2048 + 2000)
+    # Then the last op is the fullest, which takes over the memory of the second.
+    assert working_set(graph, cut, seconds, beyond={first.node: -2048, second.node: -2500}) == (1024, 1024)
+
+
 def test_ops_run_two_at_once_in_the_order_in_which_they_become_ready() -> None:
     b = GraphBuilder()
     x = b.argument((KIB,))

@@ -12,6 +12,7 @@ import tf_keras
 
 from smp_tf.partition.graph.op_graph import TensorType
 from smp_tf.partition.rewrite.prune import prune
+from smp_tf.pipeline import allocator
 from smp_tf.pipeline.measure import made_up, profile
 from smp_tf.pipeline.measure.made_up import Surroundings, values_for
 from smp_tf.pipeline.measure.profile import make_ready
@@ -61,7 +62,8 @@ def around(found: Any, *arguments: tf.Tensor) -> Surroundings:
 
 def test_a_slow_unit_is_seen_to_be_slow_forward_and_backward() -> None:
     units, done, found = cut_net()
-    by_name = {unit.name: make_ready(done, unit.index, around(found)).measure() for unit in units}
+    taken = {unit.name: make_ready(done, unit.index, around(found)).measure() for unit in units}
+    by_name = {name: {sweep: each.seconds for sweep, each in sweeps.items()} for name, sweeps in taken.items()}
     assert {(u.index, sweep) for u in units for sweep in by_name[u.name]} == {
         (stage, sweep) for stage, sweep, _ in done.segments if sweep < 2
     }
@@ -98,6 +100,41 @@ def test_what_does_nothing_has_run_before_it_is_timed(monkeypatch: pytest.Monkey
     for unit in ready:
         unit.measure()
     assert timed == [1] * len(calls), timed
+
+
+class Wide(tf_keras.layers.Layer):
+    """Has 16 MiB for a moment, forward and backward, and keeps next to nothing."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x + tf.reduce_sum(tf.tile(tf.reshape(x, [1, 32]), [1 << 17, 1])) * 0.0
+
+
+class WithWide(tf_keras.Model):
+    def __init__(self) -> None:
+        super().__init__(name="net")
+        self.first = tf_keras.layers.Dense(8, name="first")
+        self.wide = Wide(name="wide")
+        self.last = tf_keras.layers.Dense(3, name="last")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.last(self.wide(self.first(x)))
+
+
+def test_what_a_unit_has_at_most_is_counted_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    units, done, found = cut_net(WithWide)
+    peaks = {
+        unit.name: {sweep: taken.peak for sweep, taken in make_ready(done, unit.index, around(found)).measure().items()}
+        for unit in units
+    }
+    if not allocator.counts():
+        # Without oneDNN a processor's allocator counts nothing.
+        assert {peak for sweeps in peaks.values() for peak in sweeps.values()} == {None}
+        return
+    # The allocator may hand out a piece that is nearly twice as large.
+    assert all(16 * 2**20 <= peak < 32 * 2**20 for peak in peaks["net/wide"].values()), peaks
+    assert set(peaks["net/first"].values()) == {0}
+    monkeypatch.setattr(profile.allocator, "counts", lambda: False)
+    assert {taken.peak for taken in make_ready(done, 0, around(found)).measure().values()} == {None}
 
 
 def test_no_weights_of_two_units_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,71 @@ from pathlib import Path
 
 import pytest
 
-from smp_tf.model.profile_cache import FORMAT, MeasuredHardware, Profile, ProfileCache, Subject, this_hardware
+from smp_tf.model.profile_cache import FORMAT, Profile, ProfileCache
+from smp_tf.pipeline.planner.unit_peaks import UnitPeaks
+from smp_tf.planning.kept_measurements import MeasuredHardware, Subject, this_hardware
 
 HERE = MeasuredHardware("a processor", 2, 1, 0, True, 2, "2.21.0")
 NET = Subject("f" * 64, "a" * 64, 4)
-PROFILE = Profile(FORMAT, "net", NET, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)}, (1.0, 0.75), (1e-5, 2e-10))
+PROFILE = Profile(
+    FORMAT,
+    "net",
+    NET,
+    HERE,
+    {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)},
+    (1.0, 0.75),
+    (1e-5, 2e-10),
+    UnitPeaks({"net/a": (3000, 5000), "net/b": (0, 7000)}, 256),
+)
+TEXT = """{
+ "format": 6,
+ "model": "net",
+ "subject": {
+  "fingerprint": "%s",
+  "form": "%s",
+  "samples": 4
+ },
+ "hardware": {
+  "device": "a processor",
+  "cores": 2,
+  "threads": 1,
+  "ops_at_once": 0,
+  "onednn": true,
+  "processes": 2,
+  "tensorflow": "2.21.0"
+ },
+ "units": {
+  "net/a": [
+   0.25,
+   0.5
+  ],
+  "net/b": [
+   0.0,
+   1e-09
+  ]
+ },
+ "alone": [
+  1.0,
+  0.75
+ ],
+ "message": [
+  1e-05,
+  2e-10
+ ],
+ "peaks": {
+  "bytes": {
+   "net/a": [
+    3000,
+    5000
+   ],
+   "net/b": [
+    0,
+    7000
+   ]
+  },
+  "counted_from": 256
+ }
+}""" % ("f" * 64, "a" * 64)  # noqa: UP031
 
 
 def found(cache: ProfileCache, **other: object) -> Profile | None:
@@ -28,6 +88,7 @@ def test_a_profile_is_found_as_it_was_kept(tmp_path: Path) -> None:
     assert path is not None
     assert found(ProfileCache(tmp_path / "new" / "folder")) == PROFILE
     assert PROFILE.times == {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)}
+    assert path.read_text() == TEXT
     assert PROFILE.shares_alone == (1.0, 0.75)
     assert PROFILE.message_seconds == (1e-5, 2e-10)
     assert dataclasses.replace(PROFILE, message=()).message_seconds is None
@@ -63,7 +124,7 @@ def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> No
         (lambda text: text.replace("0.25", "NaN"), "neither of them negative"),
         (lambda text: text.replace("0.5", "NaN", 1), "neither of them negative"),
         (lambda text: text.replace("0.25,", ""), "must have two times"),
-        (lambda text: text.replace('"format": 5', '"format": 6'), "of another version"),
+        (lambda text: text.replace('"format": 6', '"format": 5'), "of another version"),
         (lambda text: text.replace("0.75", "0.0"), "two shares, above 0 and at most 1"),
         (lambda text: text.replace("0.75", "1.5"), "two shares, above 0 and at most 1"),
         (lambda text: text.replace("0.75", "NaN"), "two shares, above 0 and at most 1"),
@@ -72,6 +133,14 @@ def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> No
         (lambda text: text.replace("1e-05", "-1.0"), "two times, neither negative"),
         (lambda text: text.replace("2e-10", "0.0"), "two times, neither negative"),
         (lambda text: text.replace("2e-10", "2e-10, 1.0"), "two times, neither negative"),
+        (lambda text: text.replace("7000", "-7000"), "must be two numbers, and none may be negative"),
+        (lambda text: text.replace("7000", "7000, 1"), "must be a list of 2. Received: a list"),
+        (lambda text: text.replace("256", "-1"), "must be two numbers, and none may be negative"),
+        (lambda text: text.replace("7000", "70.5"), "must be a whole number. Received: the number 70.5"),
+        (
+            lambda text: text.replace('"net/b"', '"net/c"', 1),
+            "Where bytes of units are known, they must be known of all",
+        ),
         (lambda text: json.dumps({**json.loads(text), "more": 1}), "Unknown: 'more'"),
     ],
 )

@@ -10,19 +10,22 @@ from typing import Any
 import pytest
 
 from smp_tf.job import runtime
-from smp_tf.model import profiling
-from smp_tf.model.profile_cache import MeasuredHardware
-from smp_tf.model.profiling import (
+from smp_tf.model import measurement
+from smp_tf.model.measurement import (
+    Taken,
     first_of_a_kind,
-    hardware_alike,
     measure_in_rounds,
     medians_of_equals,
-    pairs_on_hosts,
+    most_of_equals,
+    put_together,
     shares,
     shares_alone,
 )
+from smp_tf.model.profiling import hardware_alike, pairs_on_hosts
 from smp_tf.partition.units.cost import Machine, estimate
 from smp_tf.partition.units.units import build_units
+from smp_tf.pipeline.planner.unit_peaks import UnitPeaks
+from smp_tf.planning.kept_measurements import MeasuredHardware
 from tests.partition.op_graph_builder import chain_of_dense
 
 
@@ -78,9 +81,9 @@ def rounds_of(
     """What one of the ranks of a host does: m makes a unit ready, M measures one, | waits for the others."""
     done: list[str] = []
 
-    def measured(ready: Any, crowd: float = 1.0) -> tuple[float, float]:
+    def measured(ready: Any, crowd: float = 1.0) -> Taken:
         done.append(f"M{ready}")
-        return 1.0, 1.0
+        return Taken((1.0, 1.0), (1, 1))
 
     def make(turn: int) -> Any:
         done.append(f"m{turn}")
@@ -89,10 +92,10 @@ def rounds_of(
     place = SimpleNamespace(rank=rank, hosts=("a",) * max(2, local_size), local_rank=rank, local_size=local_size)
     usable = list(range(processors))
     patch.setattr(runtime, "current", lambda: SimpleNamespace(topology=place))
-    patch.setattr(profiling, "barrier", lambda name: done.append("|"))
-    patch.setattr(profiling, "allgather_json", lambda said, name: [said] * len(place.hosts))
-    patch.setattr(profiling.os, "sched_getaffinity", lambda process: usable)
-    patch.setattr(profiling, "as_forward_and_backward", measured)
+    patch.setattr(measurement, "barrier", lambda name: done.append("|"))
+    patch.setattr(measurement, "allgather_json", lambda said, name: [said] * len(place.hosts))
+    patch.setattr(measurement.os, "sched_getaffinity", lambda process: usable)
+    patch.setattr(measurement, "as_forward_and_backward", measured)
     measure_in_rounds("a test", [f"unit {n}" for n in range(units)], make, rounds)
     return " ".join(done)
 
@@ -117,7 +120,20 @@ def test_more_ranks_than_processors_measure_in_shifts(monkeypatch: pytest.Monkey
 def test_units_that_do_the_same_have_the_median_of_their_times() -> None:
     times = {"a": (1.0, 2.0), "b": (0.0, 9.0), "c": (9.0, 3.0), "loss": (0.5, 0.5)}
     work = {"a": "Dense", "b": "Dense", "c": "Dense", "d": "Dense", "loss": "Sum"}
-    assert medians_of_equals(times, work) == {**dict.fromkeys("abc", (1.0, 3.0)), "loss": (0.5, 0.5)}
+    # Also those that were not measured, since seven others do the same.
+    assert medians_of_equals(times, work) == {**dict.fromkeys("abcd", (1.0, 3.0)), "loss": (0.5, 0.5)}
+    peaks = UnitPeaks({"a": (10, 20), "b": (30, 10), "loss": (1, 2)}, 256)
+    assert most_of_equals(peaks, work) == UnitPeaks({**dict.fromkeys("abcd", (30, 20)), "loss": (1, 2)}, 256)
+
+
+def test_of_a_unit_that_several_ranks_had_the_most_bytes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement.allocator, "counted_from", lambda: 256)
+    one, other = {"net/a": [1.0, 4.0], "net/b": [1.0, 1.0]}, {"net/a": [3.0, 2.0]}
+    found = put_together([[one, [], {"net/a": [10, 40], "net/b": [1, 2]}], [other, [], {"net/a": [30, 20]}]], 1)
+    assert found.times == {"net/a": (2.0, 3.0), "net/b": (1.0, 1.0)}
+    assert found.peaks == UnitPeaks({"net/a": (30, 40), "net/b": (1, 2)}, 256)
+    # Where the allocator of a rank does not count, the bytes of some units are unknown, and nothing is told of any.
+    assert put_together([[one, [], {}], [other, [], {"net/a": [30, 20]}]], 1).peaks == UnitPeaks()
 
 
 def test_ranks_of_a_host_measure_messages_in_pairs() -> None:

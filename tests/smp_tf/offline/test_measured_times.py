@@ -12,11 +12,12 @@ import tensorflow as tf
 import tf_keras
 from tf_keras import layers
 
-from smp_tf.model.profile_cache import FORMAT, MeasuredHardware, Profile, ProfileCache, subject_of, this_hardware
+from smp_tf.model.profile_cache import FORMAT, Profile, ProfileCache
 from smp_tf.offline.measured_times import KnownTimes
 from smp_tf.offline.plan import OfflineModel, offline
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.planner.units import units_of
+from smp_tf.planning.kept_measurements import MeasuredHardware, subject_of, this_hardware
 
 
 @pytest.fixture(autouse=True)
