@@ -14,6 +14,7 @@ from smp_tf.ops.plain_text import plain_text
 _said: set[str] = set()
 # The most seconds that a thread which others rely upon waits for the reader of standard error.
 _PRINTING_TIME = 1.0
+_WIDEST = 100
 
 
 def announce(text: str, rank: int, about: str | None = None) -> None:
@@ -62,6 +63,16 @@ def tell_in_time(text: str) -> None:
             _write(words.encode(errors="backslashreplace")[: select.PIPE_BUF].decode(errors="ignore"))
         return
     thread.join(_PRINTING_TIME)
+
+
+def columns() -> int:
+    """Returns how wide a table on standard error may be: as its terminal, and at most 100; 100 without a terminal."""
+    try:
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        return _WIDEST
+    # A terminal that does not know its width says 0.
+    return min(width, _WIDEST) or _WIDEST
 
 
 def has_room(stream: TextIO | None, seconds: float = 0.0) -> bool:

@@ -31,6 +31,10 @@ def heading(plan: Plan) -> str:
     return f"{partitions}, {microbatches}, {plan.schedule_name}, balanced by {balanced}"
 
 
+#: Columns below which a table of stages is made narrow.
+_NARROW = 96
+
+
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     """Returns the plan as text: a table with a row per stage, then remarks.
 
@@ -45,33 +49,9 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     Example:
         >>> print(render(plan, width=100))
     """
-    table = Table(title=heading(plan), title_justify="left", expand=False)
-    table.add_column("stage", justify="right")
-    table.add_column("layers", overflow="fold", ratio=1)
-    for name in (
-        "parameters",
-        "weights\n+ slots",
-        "stash\nin flight",
-        "memory\nin all",
-        "time",
-        "sent\nper microbatch",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    names = layer_names(plan)
-    for stage, row in enumerate(plan.forecast):
-        table.add_row(
-            str(stage),
-            names[stage],
-            f"{row.parameters:,}",
-            f"{as_bytes(row.weight_bytes)}\n+ {as_bytes(row.slot_bytes)}",
-            f"{as_bytes(row.stash_bytes)}\n{row.in_flight} ×",
-            f"{as_bytes(row.device_bytes)}\n{row.source}",
-            f"{row.time_share:.0%}",
-            sent(row),
-        )
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
-    console.print(table)
+    console.print(stage_table(plan, is_narrow=width < _NARROW))
     if plan.trade is not None and plan.trade.is_made:
         console.print(trade_table(plan.trade, plan.objective))
     if plan.shared:
@@ -79,6 +59,32 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     for line in remarks(plan):
         console.print(line, markup=False, highlight=False, soft_wrap=False)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def stage_table(plan: Plan, is_narrow: bool) -> Table:
+    """Returns a row for each stage: what it holds, how long it takes and what it sends.
+
+    Args:
+        plan: the plan, with its forecast.
+        is_narrow: whether the numbers of parameters and the space around columns are left out.
+    """
+    table = Table(title=heading(plan), title_justify="left", expand=False, padding=(0, 0) if is_narrow else (0, 1))
+    table.add_column("stage", justify="right")
+    table.add_column("layers", overflow="fold", ratio=1)
+    heads = ["weights\n+ slots", "stash\nin flight", "memory\nin all", "time", "sent\nper microbatch"]
+    for name in heads if is_narrow else ["parameters", *heads]:
+        table.add_column(name, justify="right", no_wrap=True)
+    names = layer_names(plan)
+    for stage, row in enumerate(plan.forecast):
+        cells = [
+            f"{as_bytes(row.weight_bytes)}\n+ {as_bytes(row.slot_bytes)}",
+            f"{as_bytes(row.stash_bytes)}\n{row.in_flight} ×",
+            f"{as_bytes(row.device_bytes)}\n{row.source}",
+            f"{row.time_share:.0%}",
+            sent(row),
+        ]
+        table.add_row(str(stage), names[stage], *([] if is_narrow else [f"{row.parameters:,}"]), *cells)
+    return table
 
 
 def sent(row: StageForecast) -> str:

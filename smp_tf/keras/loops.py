@@ -15,6 +15,7 @@ from tf_keras import callbacks as keras_callbacks
 from tf_keras.src.utils import data_utils
 
 from smp_tf.keras.patch import replaced
+from smp_tf.keras.progress_lines import ProgressLines, is_written_over
 
 _MODULE = keras_callbacks.Callback.__module__
 #: The methods that every callback inherits.
@@ -79,6 +80,17 @@ def is_backup(callback: Any) -> bool:
 def writes_logs(callback: Any) -> bool:
     """Returns whether a callback only shows or writes the logs."""
     return isinstance(callback, _OF_LOGS)
+
+
+def progress_in_lines(callbacks: list[Any]) -> list[Any]:
+    """Returns callbacks that show the progress in lines, where a bar cannot be written over and none is among them.
+
+    Args:
+        callbacks: those that run.
+    """
+    if is_written_over() or any(isinstance(callback, keras_callbacks.ProgbarLogger) for callback in callbacks):
+        return []
+    return [ProgressLines()]
 
 
 def acts_alone(callback: Any) -> bool:

@@ -230,6 +230,9 @@ class Loops(Protocol):
     def writes_logs(self, callback: Any) -> bool:
         """Returns whether a callback only shows or writes the logs."""
 
+    def progress_in_lines(self, callbacks: list[Any]) -> list[Any]:
+        """Returns callbacks that show the progress in lines, where a bar cannot be written over and none is there."""
+
     def acts_alone(self, callback: Any) -> bool:
         """Returns whether a callback of Keras's only writes, shows or runs functions of the script's."""
 

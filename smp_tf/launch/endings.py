@@ -40,17 +40,22 @@ def in_words(status: int) -> str:
 
 #: What often lies under a signal, and what to do.
 _OFTEN = {
-    signal.SIGKILL: "often the out-of-memory killer (`dmesg | grep -i oom` tells). More partitions, more microbatches "
-    "or `recompute` need less memory",
-    signal.SIGSEGV: "native code failed. `-x PYTHONFAULTHANDLER=1` shows where in Python",
-    signal.SIGBUS: "often a full /dev/shm or a file that was cut while it was mapped. `df /dev/shm` tells",
-    signal.SIGABRT: "native code gave up; its last lines say why. `-x PYTHONFAULTHANDLER=1` shows where in Python",
-    signal.SIGILL: "this processor lacks instructions that a library was compiled for",
-    signal.SIGTERM: "somebody ended it: a batch system at its limit, or an operator",
+    signal.SIGKILL: (
+        "often it is the out-of-memory killer",
+        "`dmesg | grep -i oom` tells. More partitions, more microbatches or `recompute` need less memory",
+    ),
+    signal.SIGSEGV: ("native code failed", "`-x PYTHONFAULTHANDLER=1` shows where in Python"),
+    signal.SIGABRT: ("native code gave up", "its last lines say why; `-x PYTHONFAULTHANDLER=1` shows where in Python"),
+    signal.SIGBUS: ("often /dev/shm is full, or a file was cut while it was in use", "`df /dev/shm` tells"),
+    signal.SIGILL: ("this processor lacks instructions that a library was compiled for", "install a build for it"),
+    signal.SIGTERM: (
+        "something outside the job ended it",
+        "look whether a batch system, a limit or an operator did; --restarts goes on by itself",
+    ),
 }
 
 
-def often(status: int) -> str | None:
+def often(status: int) -> tuple[str, str] | None:
     """Returns what often lies under such an end, and what to do; None where nothing is known."""
     number = signal_of(status)
     return None if number is None else _OFTEN.get(signal.Signals(number))

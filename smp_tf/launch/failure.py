@@ -16,20 +16,17 @@ from rich.text import Text
 from smp_tf.launch import endings
 from smp_tf.launch.endings import HOST_LOST
 from smp_tf.launch.job import JobEnd, RankEnd
+from smp_tf.launch.printed_error import printed_error
 
 #: What smp_tf says of the rank whose end is the cause, on every rank.
 _CAUSE = re.compile(
-    r"smp_tf: (?:\[rank \d+\] )?rank (?P<rank>\d+) \(host [^)]*\) "
-    r"(?P<why>(?:failed: |ends the job: |was lost: |was ended by ).*)"
+    r"smp_tf: (?:\[rank \d+\] )?rank (?P<rank>\d+) \(host [^)]*\) (?P<why>(?:failed: |ends the job: |was lost: ).*)"
 )
 #: Where an exception was raised, at the end of what smp_tf says.
-_AT = re.compile(r" \(at (.*)\)$")
-_TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
-#: Files whose lines are no script's.
-_LIBRARIES = re.compile(r"/(?:site-packages|dist-packages|lib/python[\d.]+)/|^<frozen ")
-_OF_SMP_TF = str(Path(__file__).resolve().parents[1])
-_LONGEST = 1000
+_AT = re.compile(r" \(at (?P<place>.*)\)$")
+#: Where another rank was when it lost one.
+_STEP = re.compile(r"(?P<place>Rank \d+) \(host [^)]*\) was (?P<step>(?:before|in|after) .*)")
+_LONGEST = 600
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Failure:
 
 
 def failure_of(
-    end: JobEnd, said: Iterable[tuple[int, str]], kept: Sequence[Sequence[str]], log: Path | None
+    end: JobEnd, said: Sequence[tuple[int, str]], kept: Sequence[Iterable[str]], log: Path | None
 ) -> Failure:
     """Returns what is known of the failure of a job.
 
@@ -68,18 +65,17 @@ def failure_of(
     guilty = first
     if cause is not None:
         guilty = next((rank_end for rank_end in failed if rank_end.rank == int(cause["rank"])), first)
-    own = kept[guilty.rank]
-    raised, frames = _last_traceback(own)
-    why = _why(guilty, raised, cause["why"] if cause is not None and int(cause["rank"]) == guilty.rank else None, end)
-    at = _AT.search(why)
-    where = _place(frames) or (at[1] if at is not None else None)
-    code = first if guilty.is_asked or guilty.status is None else guilty
+    known = cause["why"] if cause is not None and int(cause["rank"]) == guilty.rank else None
+    if known is None:
+        known = next((line.removeprefix("smp_tf: ") for rank, line in reversed(said) if rank == guilty.rank), None)
+    why, where, advice = _story(guilty, known, kept[guilty.rank], end)
+    decisive = first if guilty.is_asked or guilty.status is None else guilty
     return Failure(
         who=f"rank {guilty.rank} of {len(kept)} (host {guilty.host}, process {guilty.pid}), {_end_in_words(guilty)}",
-        why=_cut(_AT.sub("", why)),
+        why=why if len(why) <= _LONGEST else f"{why[:_LONGEST]}...",
         where=where,
-        advice=_advice(guilty, log),
-        code=HOST_LOST if code.status is None else endings.exit_code(code.status),
+        advice=[*advice, _where_more_is(guilty, log)],
+        code=HOST_LOST if decisive.status is None else endings.exit_code(decisive.status),
     )
 
 
@@ -90,48 +86,38 @@ def _end_in_words(end: RankEnd) -> str:
     return f"{words}, after it was told to end" if end.is_asked else words
 
 
-def _why(guilty: RankEnd, raised: str | None, said: str | None, end: JobEnd) -> str:
+def _story(
+    guilty: RankEnd, known: str | None, printed: Iterable[str], end: JobEnd
+) -> tuple[str, str | None, list[str]]:
+    """Returns why a rank has failed, where, and what to do about it.
+
+    Args:
+        guilty: its end.
+        known: what smp_tf says of it; None where that is nothing.
+        printed: what it has printed last.
+        end: of the job.
+    """
+    step = _STEP.search(known or "")
+    where = f"{step['place'].lower()} was {step['step']}" if step is not None else None
     if guilty.status is None:
         words = "; ".join(end.last_words.get(guilty.host, [])) or "it said nothing"
-        return f"the connection to host {guilty.host} ended: {words}"
-    often = endings.often(guilty.status)
-    if often is not None and not guilty.is_asked:
-        return f"{endings.in_words(guilty.status)}: {often}"
-    if said is not None:
-        return said.removeprefix("failed: ")
-    return raised or "it printed no error; its last lines are above"
+        return f"the connection to host {guilty.host} ended: {words}", where, []
+    often = None if guilty.is_asked else endings.often(guilty.status)
+    if often is not None:
+        return often[0], where, [often[1]]
+    error = printed_error(printed)
+    if error is not None:
+        return error.words, error.place, []
+    if known is not None:
+        at = _AT.search(known)
+        return _AT.sub("", known).removeprefix("failed: "), where if at is None else at["place"], []
+    return "it printed no error; its last lines are above", where, []
 
 
-def _advice(guilty: RankEnd, log: Path | None) -> list[str]:
+def _where_more_is(guilty: RankEnd, log: Path | None) -> str:
     if log is None:
-        return ["--log-dir FOLDER keeps the output of each rank in a file of its own"]
-    return [f"all that rank {guilty.rank} printed is in {str(log).format(rank=guilty.rank)}"]
-
-
-def _last_traceback(lines: Sequence[str]) -> tuple[str | None, list[re.Match[str]]]:
-    """Returns the last line of the last traceback, and its frames."""
-    begins = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
-    if not begins:
-        return None, []
-    frames: list[re.Match[str]] = []
-    for line in list(lines)[begins[-1] + 1 :]:
-        found = _FRAME.match(line)
-        if found is not None:
-            frames.append(found)
-        elif line and not line[0].isspace():
-            return line, frames
-    return None, frames
-
-
-def _place(frames: Sequence[re.Match[str]]) -> str | None:
-    """Returns the last line of the script in a traceback; the last of all where no line is the script's."""
-    own = [found for found in frames if not _LIBRARIES.search(found["file"]) and _OF_SMP_TF not in found["file"]]
-    chosen = (own or list(frames))[-1:]
-    return f"{chosen[0]['file']}:{chosen[0]['line']} in {chosen[0]['name']}" if chosen else None
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        return "--log-dir FOLDER keeps the output of each rank in a file of its own"
+    return f"all that rank {guilty.rank} printed is in {str(log).format(rank=guilty.rank)}"
 
 
 def render(failure: Failure, title: str, width: int | None, is_colored: bool) -> str:

@@ -295,10 +295,12 @@ class _RunningJob:
             self._screen.take(frame.rank, frame.kind, frame.content)
         elif frame.kind == STARTED:
             pid = link.living[frame.rank] = int(frame.content)
-            self._screen.begin(frame.rank, f"rank {frame.rank} of {self._request.size} on {host}, process {pid}")
+            where = wire_up.name_of(host)
+            self._screen.begin(frame.rank, f"rank {frame.rank} of {self._request.size} on {where}, process {pid}")
         elif frame.kind == ENDED:
             self._screen.end(frame.rank)
-            self._note(RankEnd(frame.rank, host, link.living.pop(frame.rank), int(frame.content), self._is_asked))
+            pid = link.living.pop(frame.rank)
+            self._note(RankEnd(frame.rank, wire_up.name_of(host), pid, int(frame.content), self._is_asked))
         elif frame.kind == TROUBLE:
             raise LaunchError(_trouble(host, frame))
 
@@ -310,10 +312,10 @@ class _RunningJob:
     def _lose(self, host: str, link: AgentLink) -> None:
         """Notes the ranks that have not ended when their agent did."""
         if link.living:
-            self.end.last_words[host] = list(link.told)
+            self.end.last_words[wire_up.name_of(host)] = list(link.told)
         for rank, pid in list(link.living.items()):
             self._screen.end(rank)
-            self._note(RankEnd(rank, host, pid, None, self._is_asked))
+            self._note(RankEnd(rank, wire_up.name_of(host), pid, None, self._is_asked))
         link.living.clear()
 
     def _interrupt(self) -> None:

@@ -185,8 +185,9 @@ class Screen:
             if self._drops_notices and is_notice(line):
                 continue
             self.kept[rank].append(line)
-            if line.startswith("smp_tf: "):
-                self.said.append((rank, line))
+            # A library's thread may have begun the line with words of its own.
+            if (begin := line.find("smp_tf: ")) >= 0:
+                self.said.append((rank, line[begin:]))
             if self._logs is not None:
                 self._logs.add(rank, line)
             if stream.shown is None:

@@ -80,6 +80,11 @@ def assign(hosts: HostList) -> list[HostRanks]:
     return found
 
 
+def name_of(host: str) -> str:
+    """Returns the name of a host for people: for "localhost" the one that smp_tf's messages have."""
+    return socket.gethostname() if host == THIS_HOST else host
+
+
 def is_here(host: str) -> bool:
     """Returns whether a name or an address is this host's.
 

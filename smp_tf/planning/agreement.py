@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smp_tf.announce import tell
+from smp_tf.announce import columns, tell
 from smp_tf.batch.microbatches import SplitArgument
 from smp_tf.batch.sliced_objects import kind_in_words, spec_in_words
 from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
@@ -200,4 +200,4 @@ def _in_words(arguments: Mapping[str, str]) -> str:
 def show_plan(plan: Plan) -> None:
     """Prints the plan as a table, on rank 0."""
     if runtime.current().topology.rank == 0 and plan.stages > 1:
-        tell(render(plan))
+        tell(render(plan, columns()))

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smp_tf import tf_internals
-from smp_tf.announce import tell_in_time
+from smp_tf.announce import columns, tell_in_time
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
 from smp_tf.job.step_waits import wait_beside_steps
@@ -160,7 +160,7 @@ class _Report:
             if rank != WRITER:
                 text = self._transport.recv_bytes(rank, _TAG, _ON_ITS_WAY)
                 found[rank] = RankMemory(**json.loads(bytes(text)))
-        tell_in_time(render(self._plan, found, seconds, self._expected))
+        tell_in_time(render(self._plan, found, seconds, self._expected, columns()))
 
 
 def render(

@@ -12,6 +12,7 @@ import tensorflow as tf
 from smp_tf.announce import announce
 from smp_tf.batch.output import StepOutput
 from smp_tf.job import runtime
+from smp_tf.keras import adapter
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.training import keras_callbacks
 from smp_tf.training.agreement import agree_on_fit
@@ -53,6 +54,8 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
     bound.arguments["callbacks"] = adapted
     if runtime.current().topology.rank:
         bound.arguments["verbose"] = 0
+    elif bound.arguments["verbose"] != 0 and isinstance(adapted, list):
+        adapted += adapter.loops().progress_in_lines(adapted)
     with keras_loop(), shuffled:
         return loop(*bound.args, **bound.kwargs)
 

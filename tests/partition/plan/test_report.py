@@ -87,6 +87,24 @@ def test_a_row_shows_the_forecast_of_its_stage() -> None:
     assert second[-1] == "← 512 B"
 
 
+@pytest.mark.parametrize("width", [76, 95, 96])
+def test_a_narrow_table_has_fewer_columns_and_all_of_each(width: int) -> None:
+    stage = row(
+        parameters=1234567,
+        weight_bytes=150 * 2**20,
+        slot_bytes=300 * 2**20,
+        stash_bytes=100 * 2**20,
+        sent_forward=100 * 2**20,
+    )
+    text = render(plan_of(stage, stage), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    first = cells(text)[0]
+    assert first[:2] == ["0", "layer_0"]
+    assert first[2:4] == (["150.0 MiB", "100.0 MiB"] if width < 96 else ["1,234,567", "150.0 MiB"])
+    assert first[-1] == "100.0 MiB →"
+
+
 @pytest.mark.parametrize(
     ("forward", "backward", "shown"), [(0, 0, ["-", ""]), (8, 0, ["8 B →", ""]), (0, 8, ["← 8 B", ""])]
 )
