@@ -34,13 +34,13 @@ from smp_tf.partition.graph.op_kinds import (
     IN_PLACE_OPS,
     LOOP_OPS,
     NO_MEMORY_OPS,
-    SAME_MEMORY_OPS,
 )
 from smp_tf.partition.op_cost.function_cost import ASSUMED_TRIPS
 from smp_tf.partition.op_cost.function_graph import function_graph
 from smp_tf.partition.op_cost.loop_turns import turns_at_once
-from smp_tf.partition.op_cost.passed_through import passed_through
+from smp_tf.partition.op_cost.repeated_ops import repeated_ops, without_repeated_ops
 from smp_tf.partition.op_cost.workspace import workspace
+from smp_tf.partition.split.memory_roots import memory_roots
 from smp_tf.partition.split.split import Segment
 from smp_tf.partition.units.cost import node_seconds
 
@@ -54,24 +54,6 @@ _LATE = 2.0
 #: than two may be under way. For an LSTM's gradient, 1 to 9 of 16 were seen.
 _AHEAD = 2
 _ADDING_OPS = frozenset({"Add", "AddV2", "AddN"})
-
-
-def memory_roots(graph: OpGraph, nodes: Collection[int]) -> dict[Tensor, Tensor]:
-    """Returns, for every tensor that is only a name for another's memory, that other tensor.
-
-    Args:
-        graph: the op graph.
-        nodes: nodes that run in one process, in order. What comes from elsewhere has memory of its own.
-    """
-    root: dict[Tensor, Tensor] = {}
-    for number in nodes:
-        node = graph.nodes[number]
-        if node.op in SAME_MEMORY_OPS:
-            for index, tensor in enumerate(node.inputs[: len(node.outputs)]):
-                root[Tensor(number, index)] = root.get(tensor, tensor)
-        for index, source in passed_through(graph.library, node).items():
-            root[Tensor(number, index)] = root.get(node.inputs[source], node.inputs[source])
-    return root
 
 
 class Most(NamedTuple):
@@ -109,11 +91,16 @@ def working_set(
     Returns:
         Bytes, without those of the segment's inputs and of variables.
     """
-    kept = set(segment.outputs).difference(summed)
-    after = _after(graph, segment.nodes, dict(segment.after))
-    late = _late(graph, segment.nodes, after, seconds, kept)
+    waits = dict(segment.after)
+    repeated = repeated_ops(graph, segment.nodes, waits)
+    graph = without_repeated_ops(graph, repeated)
+    nodes = [number for number in segment.nodes if number not in repeated]
+    kept = {Tensor(repeated.get(t.node, t.node), t.index) for t in set(segment.outputs).difference(summed)}
+    after = _after(graph, nodes, {n: [repeated.get(b, b) for b in before] for n, before in waits.items()})
+    late = _late(graph, nodes, after, seconds, kept)
     seconds = [took * (_LATE if number in late else 1.0) for number, took in enumerate(seconds)]
-    run = _Run(graph, segment.nodes, seconds, kept, _Counting(unknown, least), 0, beyond or {})
+    more = {repeated.get(number, number): count for number, count in (beyond or {}).items()}
+    run = _Run(graph, nodes, seconds, kept, _Counting(unknown, least), 0, more)
     run.to_end(after)
     return Most(run.most, run.most_large)
 
@@ -349,7 +336,9 @@ def _in_function(
 ) -> Most:
     """Returns the most bytes that a function has at once besides its results, with `ahead` turns of a loop."""
     body = function_graph(library, name, given, results, trips)
-    nodes = range(len(given), len(body.nodes))
+    repeated = repeated_ops(body, range(len(given), len(body.nodes)))
+    body = without_repeated_ops(body, repeated)
+    nodes = [number for number in range(len(given), len(body.nodes)) if number not in repeated]
     run = _Run(body, nodes, node_seconds(body, unknown=counting.unknown), set(body.outputs), counting, depth + 1, {})
     run.to_end(_after(body, nodes, {}))
     added = _added_up(body, len(given), counting)

@@ -21,8 +21,9 @@ from itertools import accumulate
 
 from smp_tf.partition.graph.op_graph import SOURCES, Tensor
 from smp_tf.partition.graph.op_kinds import NO_MEMORY_OPS
+from smp_tf.partition.split.memory_roots import roots_of_segments
 from smp_tf.partition.split.split import Split, Visit
-from smp_tf.partition.split.working_set import memory_roots, working_set
+from smp_tf.partition.split.working_set import working_set
 from smp_tf.partition.units.cost import node_seconds
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.kinds import KINDS, Holds
@@ -205,7 +206,7 @@ class _Stage:
         self._segments = split.segments_of(stage)
         self._transfers = {t.index: t for t in split.transfers if not t.once_per_step}
         self._sums = {t.index: t.tensor for t in split.transfers if t.is_sum and t.tensor is not None}
-        self._root = memory_roots(split.graph, sorted({n for s in self._segments.values() for n in s.nodes}))
+        self._root = roots_of_segments(split.graph, self._segments.values())
         self._stash = {self._memory_of(t) for t in split.stash(stage)}
         self._results = {self._memory_of(o.tensor) for o in split.outputs if not o.is_summed}
         summed = [t for o in split.outputs if o.is_summed for t in o.summands or (o.tensor,)]

@@ -34,6 +34,7 @@ from smp_tf.pipeline.schedules.schedule import is_named
 from smp_tf.planning import earlier_steps, first_steps, partition_file
 from smp_tf.planning.agreement import agree_on_plan, show_plan
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
+from smp_tf.planning.memory_region import take_region
 from smp_tf.planning.request import expected_of, known_slots, request_for
 from smp_tf.replicas import unaveraged
 from smp_tf.replicas.sums import BucketSums
@@ -156,6 +157,7 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
         plan, counted = forecast_of_cut(plan, cut, step.request, is_told=is_told)
         show_plan(plan)
         require_host_memory(plan, topology, memory_of_host(), knows_slots=step.knows_slots)
+        take_region(plan.forecast[topology.stage].device_bytes)
     if step.decides:
         partition_file.keep(step.name, plan, graph)
         earlier_steps.remember(step.name, plan, graph, runtime.current().config)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.benchmarks.conftest import Refuse
@@ -29,6 +32,31 @@ def test_the_table_has_the_forecast_and_one_process_beside_what_was_counted() ->
         ["gpt", "simple", "0", "120.0", "110.0", "100.0", "1.10", "0.50"],
         ["", "", "1", "1,080.0", "1,080.0", "1,200.0", "0.90", "6.00"],
     ]
+
+
+def test_what_files_hold_is_a_table_of_a_page(tmp_path: Path) -> None:
+    from memory import markdown
+
+    settings = {"without_onednn": False, "all_tensors": True}
+    measured = {"settings": settings, "machine": {"commit": "abc1234"}, "rows": ROWS}
+    file = tmp_path / "memory.json"
+    file.write_text(json.dumps(measured))
+    assert markdown([file]) == [
+        "| model | counts | commit | rank 0: forecast, counted, peak, MiB | rank 0: counted / peak"
+        " | rank 1: forecast, counted, peak, MiB | rank 1: counted / peak |",
+        "|---|---|---|---|---|---|---|",
+        "| `gpt, simple` | all | abc1234 | 120, 110, 100 | 1.10 | 1,080, 1,080, 1,200 | 0.90 |",
+    ]
+
+
+def test_without_onednn_another_allocator_counts() -> None:
+    from memory import arguments, variables
+
+    assert variables(arguments([])) == {"TF_ENABLE_ONEDNN_OPTS": "1"}
+    assert variables(arguments(["--without-onednn"])) == {
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TF_CPU_ALLOCATOR_USE_BFC": "1",
+    }
 
 
 def test_every_model_of_the_tests_is_measured() -> None:

@@ -1,8 +1,8 @@
 """Models of many families whose memory is compared with the forecast, each at two sizes.
 
-Five are the project's own: tables with sparse gradients, 3-D convolutions, loops in both directions, and two of
-`tf_keras.applications` with depthwise and grouped convolutions. The others are one model of each family of
-`tf_keras.applications`. The larger size has "_large" behind its name.
+The project's own have tables with sparse gradients, convolutions of images and volumes, transposed ones among them, in
+float32 and float64, and loops. The others are one model of each family of `tf_keras.applications`. The larger size has
+"_large" after its name.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def _application(name: str, side: int) -> Callable[[type], tf_keras.Model]:
     return build
 
 
-def _images(side: int, samples: int) -> Callable[[int], Batch]:
+def _images(side: int, samples: int, floatx: str = "float32") -> Callable[[int], Batch]:
     def batch(step: int) -> Batch:
         random = _random(step)
-        images = random.standard_normal((samples, side, side, 3)).astype("float32")
+        images = random.standard_normal((samples, side, side, 3)).astype(floatx)
         return images, random.randint(0, 10, samples).astype(np.int32)
 
     return batch
@@ -109,6 +109,57 @@ def _unet3d(shape: tuple[int, int, int]) -> Callable[[type], tf_keras.Model]:
     return build
 
 
+def _transposed(width: int) -> Callable[[type], tf_keras.Model]:
+    """A U-Net of images, whose way up is made of transposed convolutions."""
+
+    def convolution(width: int) -> Any:
+        return layers.Conv2D(width, 3, padding="same", activation="relu")
+
+    def build(base: type) -> tf_keras.Model:
+        x = given = layers.Input((None, None, 3))
+        down = []
+        for times in (1, 2, 4):
+            down.append(convolution(times * width)(x))
+            x = layers.Conv2D(times * width, 3, strides=2, padding="same", activation="relu")(down[-1])
+        x = convolution(8 * width)(x)
+        for times in (4, 2, 1):
+            x = layers.Conv2DTranspose(times * width, 3, strides=2, padding="same", activation="relu")(x)
+            x = convolution(times * width)(layers.Concatenate()([x, down.pop()]))
+        return tf_keras.Model(given, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+    return build
+
+
+def _transposed3d(width: int) -> Callable[[type], tf_keras.Model]:
+    """Convolutions of volumes and transposed ones."""
+
+    def build(base: type) -> tf_keras.Model:
+        x = given = layers.Input((16, None, None, 2))
+        for times in (1, 2, 4):
+            x = layers.Conv3D(times * width, 3, strides=2, padding="same", activation="relu")(x)
+        for times in (2, 1):
+            x = layers.Conv3DTranspose(times * width, 3, strides=2, padding="same", activation="relu")(x)
+        return tf_keras.Model(given, layers.Conv3DTranspose(4, 4, strides=2, padding="same")(x))
+
+    return build
+
+
+def _separable(width: int) -> Callable[[type], tf_keras.Model]:
+    """Depthwise, separable and grouped convolutions of several kinds."""
+
+    def build(base: type) -> tf_keras.Model:
+        given = layers.Input((None, None, 3))
+        x = layers.Conv2D(width, 3, padding="same", use_bias=False)(given)
+        for times in (1, 2, 4):
+            x = layers.SeparableConv2D(2 * times * width, 3, padding="same", activation="relu")(x)
+            x = layers.DepthwiseConv2D(5, strides=2, padding="same")(x)
+            x = layers.ReLU()(layers.BatchNormalization()(x))
+            x = layers.Conv2D(2 * times * width, 3, groups=4, padding="same", activation="relu")(x)
+        return tf_keras.Model(given, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+    return build
+
+
 def _volumes(shape: tuple[int, int, int], samples: int) -> Callable[[int], Batch]:
     def batch(step: int) -> Batch:
         random = _random(step)
@@ -116,6 +167,19 @@ def _volumes(shape: tuple[int, int, int], samples: int) -> Callable[[int], Batch
         return volumes, random.randint(0, 4, (samples, *shape)).astype(np.int32)
 
     return batch
+
+
+def _grus(width: int) -> Callable[[type], tf_keras.Model]:
+    """Gated recurrent layers behind a table."""
+
+    def build(base: type) -> tf_keras.Model:
+        given = layers.Input((96,), dtype="int32")
+        x = layers.Embedding(20000, 128)(given)
+        for _ in range(3):
+            x = layers.GRU(width, return_sequences=True)(x)
+        return tf_keras.Model(given, layers.Dense(20)(x))
+
+    return build
 
 
 def _bilstm(width: int) -> Callable[[type], tf_keras.Model]:
@@ -144,8 +208,8 @@ def _adam() -> Any:
     return tf_keras.optimizers.Adam(1e-4)
 
 
-def _entry(name: str, build: Any, batch: Any, loss: Any = classification) -> ZooModel:
-    return ZooModel(name, build, batch, loss, _adam, floatx="float32")
+def _entry(name: str, build: Any, batch: Any, loss: Any = classification, floatx: str = "float32") -> ZooModel:
+    return ZooModel(name, build, batch, loss, _adam, floatx=floatx)
 
 
 def _all() -> list[ZooModel]:
@@ -157,6 +221,16 @@ def _all() -> list[ZooModel]:
         _entry("unet3d_large", _unet3d(large), _volumes(large, 8)),
         _entry("bilstm", _bilstm(160), _words(64)),
         _entry("bilstm_large", _bilstm(320), _words(256)),
+        _entry("grus", _grus(256), _words(128)),
+        _entry("grus_large", _grus(512), _words(256)),
+        _entry("transposed", _transposed(16), _images(64, 32)),
+        _entry("transposed_large", _transposed(32), _images(96, 32)),
+        _entry("transposed3d", _transposed3d(32), _volumes(small, 16)),
+        _entry("transposed3d_large", _transposed3d(48), _volumes(large, 16)),
+        _entry("separable", _separable(32), _images(64, 32)),
+        _entry("separable_large", _separable(64), _images(96, 32)),
+        _entry("float64", _transposed(16), _images(64, 32, "float64"), floatx="float64"),
+        _entry("float64_large", _transposed(32), _images(96, 32, "float64"), floatx="float64"),
     ]
     for name, (model, *sides) in APPLICATIONS.items():
         for end, side in zip(("", "_large"), sides, strict=True):

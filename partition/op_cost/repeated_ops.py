@@ -1,0 +1,87 @@
+"""Ops that compute what an op before them has computed. TensorFlow runs only the first of them.
+
+    x ─▶ Relu_0 ─▶ Pad_0          what reads Relu_1 or Pad_1 is given
+    x ─▶ Relu_1 ─▶ Pad_1          what Relu_0 and Pad_0 have made
+
+A layer that hands its input to several others often has such ops, one for each of the others. TensorFlow's graph
+optimizer looks for them within one function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Hashable, Mapping
+
+from smp_tf.partition.graph.node_def import attributes
+from smp_tf.partition.graph.op_graph import SOURCES, Node, OpGraph, Tensor
+from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, RANDOM_OPS
+
+#: Ops that hand on what they are given, with its shape.
+_SAME_VALUE_OPS = frozenset({"Identity", "StopGradient", "PreventGradient"})
+#: Bytes of a definition up to which constants are compared.
+_COMPARED = 1024
+
+
+def repeated_ops(graph: OpGraph, nodes: Collection[int], apart: Collection[int] = ()) -> dict[int, int]:
+    """Returns the nodes that compute what an earlier node has computed, each with the first such node.
+
+    Args:
+        graph: the op graph.
+        nodes: nodes that run in one function, in order.
+        apart: those of them that wait for other nodes besides what they read. They are taken to be like no other.
+    """
+    repeated: dict[int, int] = {}
+    values: dict[Tensor, Tensor] = {}
+    known: dict[Hashable, list[int]] = {}
+    for number in nodes:
+        node = graph.nodes[number]
+        if node.op in _SAME_VALUE_OPS and number not in apart and not node.control:
+            values[Tensor(number, 0)] = values.get(node.inputs[0], node.inputs[0])
+            continue
+        if number in apart or not _is_comparable(node):
+            continue
+        inputs = tuple(values.get(tensor, tensor) for tensor in node.inputs)
+        alike = known.setdefault((node.op, inputs, node.control, node.outputs), [])
+        first = next((other for other in alike if _is_same(graph.nodes[other], node)), None)
+        if first is None:
+            alike.append(number)
+            continue
+        repeated[number] = first
+        values.update({Tensor(number, index): Tensor(first, index) for index in range(len(node.outputs))})
+    return repeated
+
+
+def without_repeated_ops(graph: OpGraph, repeated: Mapping[int, int]) -> OpGraph:
+    """Returns the graph in which nothing reads repeated nodes, but what the first such node has made.
+
+    Args:
+        graph: the op graph.
+        repeated: repeated nodes, each with the first such node.
+    """
+    if not repeated:
+        return graph
+
+    def first(tensor: Tensor) -> Tensor:
+        return Tensor(repeated.get(tensor.node, tensor.node), tensor.index)
+
+    nodes = tuple(
+        dataclasses.replace(node, inputs=tuple(map(first, node.inputs)))
+        if any(tensor.node in repeated for tensor in node.inputs)
+        else node
+        for node in graph.nodes
+    )
+    return dataclasses.replace(graph, nodes=nodes, outputs=tuple(map(first, graph.outputs)))
+
+
+def _is_comparable(node: Node) -> bool:
+    """Returns whether an op makes the same whenever it is given the same, and can be compared with others."""
+    if node.stateful or node.reads or node.writes or not node.definition:
+        return False
+    return node.op not in SOURCES | FUNCTION_OPS | RANDOM_OPS and len(node.definition) <= _COMPARED
+
+
+def _is_same(one: Node, other: Node) -> bool:
+    """Returns whether two ops of one type have the same attributes."""
+    first, second = attributes(one), attributes(other)
+    names = {name for name in (*first, *second) if not name.startswith("_")}
+    return all(name in first and name in second and first[name] == second[name] for name in names)
