@@ -16,10 +16,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.announce import announce
+from smp_tf.announce import announce, tell
 from smp_tf.checkpoint import files as checkpoint_files
 from smp_tf.checkpoint import folder_lock, pending
 from smp_tf.checkpoint.manifest import Manifest
+from smp_tf.checkpoint.newest_whole import newest_whole
 from smp_tf.checkpoint.restore import Restore
 from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.checkpoint.survey import Survey, survey
@@ -130,6 +131,12 @@ class CheckpointManager(tf.train.CheckpointManager):
         names = checkpoint_files.listing(self.directory, self._name).names
         return os.path.join(self.directory, names[-1]) if names else None
 
+    @property
+    def _has_any(self) -> bool:
+        """Returns whether there is any checkpoint, be it damaged."""
+        found = checkpoint_files.listing(self.directory, self._name)
+        return bool(found.manifests or found.damaged)
+
     def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
         """Saves a checkpoint, and deletes surplus ones.
 
@@ -179,7 +186,11 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(self.directory, name)
 
     def restore(
-        self, restore_prefix: str | os.PathLike[str] | None = None, *, expect_partial: bool = False
+        self,
+        restore_prefix: str | os.PathLike[str] | None = None,
+        *,
+        expect_partial: bool = False,
+        fall_back: bool = False,
     ) -> str | None:
         """Restores a checkpoint.
 
@@ -193,43 +204,34 @@ class CheckpointManager(tf.train.CheckpointManager):
         Args:
             restore_prefix: the checkpoint: "ckpt-2" or a path that ends so; by default the latest.
             expect_partial: whether the checkpoint is meant to hold more, or less, than there is here.
+            fall_back: whether to restore the newest checkpoint that is whole, where the latest is damaged. All of it is
+                read for that, once, each rank a share. Rank 0 names both.
 
         Returns:
             `<directory>/ckpt-N`, or None where there is no such checkpoint. Then nothing is done, and rank 0 says so.
 
         Raises:
-            CheckpointError: on all ranks, when a file is missing, damaged or truncated on any of them; when shapes or
-                dtypes differ; when the checkpoint lacks something that is here, or holds something that is not. State
-                of objects that are made later is checked then. What the first step has not taken is an error.
+            CheckpointError: on all ranks, when a file is missing, damaged or truncated on any of them, or with
+                `fall_back` in every checkpoint; when shapes or dtypes differ; when the checkpoint lacks something that
+                is here, or holds something that is not. State of objects that are made later is checked then. What the
+                first step has not taken is an error.
             RankMismatchError: not every rank calls it, or the ranks see different files.
+            ValueError: `fall_back` is given with a checkpoint, and is for the latest.
 
         Example:
             >>> manager = smp.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints")
             >>> manager.restore(restore_prefix="ckpt-2")  # there is none
         """
+        if fall_back and restore_prefix is not None:
+            raise ValueError(
+                f"fall_back=True takes the newest whole checkpoint in place of the latest, so no other can be asked "
+                f"for. Received: restore_prefix={os.fspath(restore_prefix)!r}"
+            )
         running = runtime.current()
         if not tf.executing_eagerly():
             raise CheckpointError("manager.restore() was called while a tf.function is traced. Call it outside.")
         directory, name = self._asked(restore_prefix)
-        manifest, problem = None, ""
-        try:
-            manifest = self._find(directory, name)
-        except CheckpointError as error:
-            problem = str(error)
-        seen = {
-            "checkpoint": manifest.name if manifest else None,
-            "hash of its manifest": manifest.digest if manifest else None,
-            "problem": problem,
-        }
-        said = exchange.allgather_json(seen, name=f"restoring {name or 'the latest checkpoint'}")
-        require_agreement(
-            "the checkpoint to restore",
-            dict(enumerate(said)),
-            running.topology.describe,
-            f"All ranks must see the same folder {directory!r} and ask for the same checkpoint.",
-        )
-        if problem:
-            raise CheckpointError(problem)
+        manifest = self._newest_whole() if fall_back else self._agreed(directory, name)
         if running.topology.rank == 0:
             self._tell_of_another_job()
         if manifest is None:
@@ -290,6 +292,43 @@ class CheckpointManager(tf.train.CheckpointManager):
             return self.directory, ""
         folder, name = os.path.split(os.fspath(restore_prefix))
         return folder or self.directory, name
+
+    def _agreed(self, directory: str, name: str) -> Manifest | None:
+        """Returns the checkpoint that is asked for, the same on all ranks; None where there is none."""
+        manifest, problem = None, ""
+        try:
+            manifest = self._find(directory, name)
+        except CheckpointError as error:
+            problem = str(error)
+        seen = {
+            "checkpoint": manifest.name if manifest else None,
+            "hash of its manifest": manifest.digest if manifest else None,
+            "problem": problem,
+        }
+        said = exchange.allgather_json(seen, name=f"restoring {name or 'the latest checkpoint'}")
+        require_agreement(
+            "the checkpoint to restore",
+            dict(enumerate(said)),
+            runtime.current().topology.describe,
+            f"All ranks must see the same folder {directory!r} and ask for the same checkpoint.",
+        )
+        if problem:
+            raise CheckpointError(problem)
+        return manifest
+
+    def _newest_whole(self) -> Manifest | None:
+        """Returns the newest whole checkpoint, the same on all ranks, and says on rank 0 which ones were left out."""
+        chosen = newest_whole(self.directory, self._name)
+        words = [f"{name!r} is left out: {problem}" for name, problem in chosen.damaged]
+        if words and chosen.manifest is None:
+            raise CheckpointError("\n".join([f"No checkpoint in {self.directory!r} is whole.", *words]))
+        if words and runtime.current().topology.rank == 0:
+            assert chosen.manifest is not None, "there is one"
+            tell(
+                f"smp_tf: {chosen.manifest.name!r}, the newest whole checkpoint in {self.directory!r}, is restored. "
+                f"{' '.join(words)}"
+            )
+        return chosen.manifest
 
     def _find(self, directory: str, name: str) -> Manifest | None:
         if not name:

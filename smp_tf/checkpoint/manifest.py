@@ -165,7 +165,7 @@ def damaged(path: str, what: str) -> CheckpointError:
     """
     return CheckpointError(
         f"The checkpoint's manifest {path} {what.removesuffix('.')}. Restore another checkpoint by its name, such as "
-        f'manager.restore("ckpt-1"), or delete this file.'
+        f'manager.restore("ckpt-1"), or the newest whole one by manager.restore(fall_back=True). Or delete this file.'
     )
 
 

@@ -26,6 +26,9 @@ class Pending(Protocol):
     def values_for(self, decided: Sequence[Decision]) -> Callable[[Any], tf.Tensor | None]:
         """Does what `values_for` below says."""
 
+    def stages_there(self, variables: Sequence[Any]) -> Sequence[int | None]:
+        """Does what `stages_there` below says."""
+
     def take_what_exists(self) -> None:
         """Restores what has been made since, before the first step runs."""
 
@@ -78,6 +81,18 @@ def values_for(decided: Sequence[Decision]) -> Callable[[Any], tf.Tensor | None]
     if _pending is None or not decided:
         return lambda variable: None
     return _pending.values_for(decided)
+
+
+def stages_there(variables: Sequence[Any]) -> Sequence[int | None]:
+    """Returns the stage that stored each variable in the job that wrote the checkpoint, if it had as many stages.
+
+    Args:
+        variables: of distributed models.
+
+    Returns:
+        For each variable its stage, or None where that is not known.
+    """
+    return [None] * len(variables) if _pending is None else _pending.stages_there(variables)
 
 
 def take_what_exists() -> None:

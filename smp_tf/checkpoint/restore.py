@@ -24,8 +24,9 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.announce import announce
-from smp_tf.checkpoint.files import check_files
+from smp_tf.checkpoint.files import problems_of_files
 from smp_tf.checkpoint.manifest import Manifest, StoredTensor
+from smp_tf.checkpoint.newest_whole import HINT
 from smp_tf.checkpoint.survey import Item, StateKind, Survey, survey, variable_of_slot
 from smp_tf.checkpoint.tensors import read_rows, read_tensors
 from smp_tf.errors import CheckpointError
@@ -75,16 +76,12 @@ class Restore:
         """
         found = self._found = survey(self._checkpoint)
         items = self._to_take(found)
-        problems: list[str] = []
-        try:
-            check_files(self._directory, self._manifest)
-        except CheckpointError as error:
-            problems.append(str(error))
-        problems += self._misfits(items)
+        damage = list(problems_of_files(self._directory, self._manifest))[:1]
+        problems = self._misfits(items)
         if found.has_models and not found.unfinished and not found.waiting:
             problems += self._left_over(found)
-        problems += [] if problems else self._damage({item.key: item.rows for item in items})
-        self._agree(problems, f"restoring checkpoint {self.name!r}")
+        damage += [] if problems or damage else self._damage({item.key: item.rows for item in items})
+        self._agree(problems, damage, f"restoring checkpoint {self.name!r}")
         self._assign(items)
         step_seeds.restore(self._manifest.random)
 
@@ -102,8 +99,8 @@ class Restore:
         problems = self._misfits(own.values())
         wanted = dict.fromkeys(own) | self._slots_to_look_at({key: item.target for key, item in own.items()}, found)
         with tf.init_scope():
-            problems += [] if problems else self._damage(wanted)
-        self._agree(problems, f"restoring the model's variables from checkpoint {self.name!r}")
+            damage = [] if problems else self._damage(wanted)
+        self._agree(problems, damage, f"restoring the model's variables from checkpoint {self.name!r}")
         self._is_of_step = True
 
         def value(variable: Any) -> tf.Tensor | None:
@@ -118,6 +115,14 @@ class Restore:
             return tensor
 
         return value
+
+    def stages_there(self, variables: Sequence[Any]) -> Sequence[int | None]:
+        """Does what `pending.stages_there` says."""
+        if self._manifest.partitions != runtime.current().topology.stages:
+            return [None] * len(variables)
+        key_of, tensors = survey(self._checkpoint).key_of(), self._manifest.tensors
+        stored = [tensors.get(key_of.get(id(variable.handle), "")) for variable in variables]
+        return [None if tensor is None else tensor.stage for tensor in stored]
 
     def take_what_exists(self) -> None:
         """Does what `pending.take_what_exists` says."""
@@ -321,20 +326,21 @@ class Restore:
             return True
         return any(key == path or key.startswith(f"{path}/") for path in found.unfinished)
 
-    def _agree(self, problems: Sequence[str], doing: str) -> None:
-        """Raises, on all ranks, the errors that any rank has found."""
+    def _agree(self, problems: Sequence[str], damage: Sequence[str], doing: str) -> None:
+        """Raises, on all ranks, the errors that any rank has found, in damaged files among others."""
         running = runtime.current()
-        said = exchange.allgather_json(list(problems), name=doing)
+        said = exchange.allgather_json([list(damage), list(problems)], name=doing)
         found: dict[str, list[int]] = {}
         for rank, theirs in enumerate(said):
-            for problem in theirs:
+            for problem in (problem for some in theirs for problem in some):
                 found.setdefault(problem, []).append(rank)
         if not found:
             return
+        hint = [HINT] if any(theirs[0] for theirs in said) else []
         if running.topology.size == 1:
-            raise CheckpointError("\n".join(found))
+            raise CheckpointError("\n".join([*found, *hint]))
         lines = [f"{running.topology.describe(ranks[0])}: {problem}" for problem, ranks in found.items()]
-        raise CheckpointError("\n".join([f"Checkpoint {self.name!r} cannot be restored:", *lines]))
+        raise CheckpointError("\n".join([f"Checkpoint {self.name!r} cannot be restored:", *lines, *hint]))
 
 
 def _are_slots_here(variable: Any, optimizer: Any) -> bool:

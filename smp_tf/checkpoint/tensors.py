@@ -183,14 +183,15 @@ def _groups(manifest: Manifest, keys: Iterable[str]) -> Iterator[tuple[int, list
             yield part, group
 
 
-def damaged_tensors(directory: str, manifest: Manifest) -> Iterator[str]:
-    """Reads every tensor of a checkpoint, one at a time, and yields words for each that is damaged.
+def damaged_tensors(directory: str, manifest: Manifest, keys: Iterable[str]) -> Iterator[str]:
+    """Reads tensors of a checkpoint, one at a time, and yields words for each that is damaged.
 
     Args:
         directory: of the checkpoints.
         manifest: of the checkpoint.
+        keys: the tensors to read.
     """
-    for key in manifest.tensors:
+    for key in keys:
         try:
             for _ in read_tensors(directory, manifest, [key]):
                 pass

@@ -172,7 +172,7 @@ def _problems_of_values(folder: Path, of: Found) -> list[str]:
     if of.manifest is None or not of.is_whole:
         # What is wrong with the files is told. Values in them cannot be trusted, or read.
         return []
-    return list(damaged_tensors(str(folder), of.manifest))
+    return list(damaged_tensors(str(folder), of.manifest, of.manifest.tensors))
 
 
 def _whole(of: Found) -> str:

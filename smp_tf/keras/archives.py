@@ -141,6 +141,11 @@ def read_weights(model: Any, path: str, skip_mismatch: bool, by_name: bool) -> N
     tf_keras.Model.load_weights(model, path, skip_mismatch=skip_mismatch, by_name=by_name)
 
 
+def knows_inputs(model: Any) -> bool:
+    """Returns whether a model knows what it is called with, as a SavedModel of it must."""
+    return model.save_spec() is not None
+
+
 def write_model(model: Any, path: str, form: str, fed: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> None:
     """Writes a model without its optimizer.
 

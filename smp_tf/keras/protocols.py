@@ -261,6 +261,9 @@ class Archives(Protocol):
     def read_weights(self, model: Any, path: str, skip_mismatch: bool, by_name: bool) -> None:
         """Reads a model's weights from an HDF5 file or a model file."""
 
+    def knows_inputs(self, model: Any) -> bool:
+        """Returns whether a model knows what it is called with, as a SavedModel of it must."""
+
     def write_model(
         self, model: Any, path: str, form: str, fed: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     ) -> None:

@@ -19,12 +19,13 @@ from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.model import loading, profiling, saving, sharded_weights, summary
 from smp_tf.optimizer.install import patch_keras
 from smp_tf.partition.layout import Layout
+from smp_tf.steps import early_places
 from smp_tf.training.logs import average_now, summed_states
 from smp_tf.training.loops import predict_function, run_loop, test_function, train_function
 from smp_tf.variables.fed_types import FedTypes
 from smp_tf.variables.guarded import building_model, tracing_step
 from smp_tf.variables.model_context import in_keras_loop, is_saving, is_writing, step_being_traced
-from smp_tf.variables.models import register
+from smp_tf.variables.models import is_built, register
 from smp_tf.variables.store import VariableStore
 
 
@@ -327,7 +328,8 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
     def save_model(self, path: str | os.PathLike[str]) -> None:
         """Writes the whole, unsplit model.
 
-        Every rank must call it. Rank 0 writes, and never holds more than one weight of another rank.
+        Every rank must call it. Rank 0 writes, and never holds more than one weight of another rank. It may be called
+        before the first step, such as after `manager.restore()`.
 
         Args:
             path: a folder for a SavedModel, which `tf_keras.models.load_model` reads without smp_tf; a file that ends
@@ -336,8 +338,8 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
                 files in a folder stay.
 
         Raises:
-            StepError: the model has not run a step yet, a model of this kind cannot be written to such a file, or what
-                is there is no model to be replaced.
+            StepError: the model is not built yet, a model of this kind cannot be written to such a file, or what is
+                there is no model to be replaced.
             RankMismatchError: not every rank calls it.
 
         Example:
@@ -367,7 +369,7 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
             options: not supported; None.
 
         Raises:
-            StepError: the model has not run a step yet, something is there already, or options were given.
+            StepError: the model is not built yet, something is there already, or options were given.
             RankMismatchError: not every rank calls it.
 
         Example:
@@ -417,14 +419,17 @@ class DistributedModel(Model, metaclass=_DeferredConstruction):
         Returns:
             With one partition a list of arrays. With several a `ShardedWeights`: each rank holds its part.
             Making it and giving it to `set_weights` sends nothing. Asking for an element is collective.
+            Before the first step every rank calls it: then the ranks agree who keeps which weight until a plan decides.
 
         Raises:
-            StepError: there are several partitions and the model has not run a step yet.
+            StepError: there are several partitions and the model is not built yet.
 
         Example:
             >>> best = model.get_weights()
             >>> model.set_weights(best)
         """
+        if is_built(self):
+            early_places.place_now(self)
         if runtime.current().topology.stages == 1:
             weights: list[Any] = super().get_weights()
             return weights

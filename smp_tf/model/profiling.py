@@ -76,7 +76,8 @@ def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise StepError(f"Model {model.name!r} cannot be profiled inside a tf.function. Call profile before it.")
     if any(model._smp_store.is_placed(variable) for variable in model._smp_store):
         raise StepError(
-            f"Model {model.name!r} has run a step already, by whose plan it stays. Call profile before the first step."
+            f"Model {model.name!r} has run a step already, by whose plan it stays, or its weights were saved or asked "
+            f"for. Call profile before."
         )
     if running.topology.stages == 1:
         announce("There is one partition, so nothing to plan: profile measures nothing.", running.topology.rank)

@@ -22,9 +22,10 @@ from smp_tf.errors import StepError
 from smp_tf.files import durable_files
 from smp_tf.keras import adapter
 from smp_tf.model import saved_model_folder, tf_checkpoint
+from smp_tf.steps import early_places
 from smp_tf.variables.fetch import write_with_all_weights
 from smp_tf.variables.model_context import save_structure, writing_model
-from smp_tf.variables.models import SplitModel
+from smp_tf.variables.models import SplitModel, is_built
 
 _HDF5 = (".h5", ".hdf5")
 
@@ -33,11 +34,11 @@ def save_model(model: SplitModel, path: str | os.PathLike[str]) -> None:
     """Writes the whole, unsplit model, for `DistributedModel.save_model`.
 
     Args:
-        model: a distributed model that has run a step.
+        model: a distributed model that is built.
         path: folder or file to write.
 
     Raises:
-        StepError: the model has not run a step yet, a model of this kind cannot be written to such a file, or what is
+        StepError: the model is not built yet, a model of this kind cannot be written to such a file, or what is
             there cannot be replaced.
         RankMismatchError: not every rank saves it.
     """
@@ -54,6 +55,12 @@ def save_model(model: SplitModel, path: str | os.PathLike[str]) -> None:
             f"ends in .weights.h5."
         )
     doing = f"saving model {model.name!r}"
+    if not is_file and is_built(model) and not adapter.archives().knows_inputs(model._smp_keras_model):
+        raise StepError(
+            f"Model {model.name!r} has not been called yet, so it is not known what a SavedModel of it takes. Run a "
+            f"step, or call the model on tf_keras.Input(shape). Its weights alone can be written to a path that ends "
+            f"in .weights.h5."
+        )
     if is_file:
         saved_model_folder.require_file_place(path)
         _write(model, path, doing, lambda built: _model_file(model, built))
@@ -79,7 +86,7 @@ def save(
     """Writes the whole model as Keras's `model.save` is asked to, for `DistributedModel.save`.
 
     Args:
-        model: a distributed model that has run a step.
+        model: a distributed model that is built.
         path: folder or file to write.
         overwrite: whether what is there may be replaced.
         save_format: "tf", "keras" or "h5"; None where the path says it.
@@ -133,13 +140,13 @@ def save_weights(
     """Writes the weights of the whole model, for `DistributedModel.save_weights`.
 
     Args:
-        model: a distributed model that has run a step.
+        model: a distributed model that is built.
         path: file to write or, in TensorFlow's format, the prefix of its files.
         overwrite: whether what is there may be replaced.
         save_format: "tf" or "h5"; by default "h5" where the path ends in .h5 or .keras, else "tf".
 
     Raises:
-        StepError: the model has not run a step yet, or something is there and `overwrite` is false.
+        StepError: the model is not built yet, or something is there and `overwrite` is false.
         RankMismatchError: not every rank saves them.
     """
     path = os.fspath(path)
@@ -183,8 +190,12 @@ def _write(
     building: Callable[[str], AbstractContextManager[str]] = durable_files.building,
 ) -> None:
     """Lets rank 0 write to another path, which replaces the wanted one when all is written."""
-    if not model.built:
-        raise StepError(f"Model {model.name!r} has not run a step yet, so there is nothing to save.")
+    if not is_built(model):
+        raise StepError(
+            f"Model {model.name!r} makes its weights when it is first called, and has not run a step yet, so there is "
+            f"nothing to save. Run a step, or call model.build(input_shape)."
+        )
+    early_places.place_now(model)
     place = os.path.abspath(path)
 
     def safely() -> None:

@@ -96,10 +96,10 @@ def get_weights(model: SplitModel) -> ShardedWeights:
     """Returns the present weights of a model, for `DistributedModel.get_weights`.
 
     Args:
-        model: a distributed model that has run a step.
+        model: a distributed model whose variables are placed.
 
     Raises:
-        StepError: the model has not run a step yet.
+        StepError: the model has not run a step yet, nor was it placed.
     """
     return ShardedWeights([shard for weight in model.weights for shard in _shards(model, weight)])
 

@@ -187,7 +187,7 @@ def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
     for variable in wanted:
         store = store_of(variable)
         state = store.state(variable) if store is not None else None
-        if state is not None and state.owner is None:
+        if state is not None and (state.owner is None or state.storage.is_early):
             raise StepError(
                 f"An optimizer was to be built for variable {state.name!r} before the first step of its model. Which "
                 f"of the {running.topology.size} ranks has slots for the variable is not decided yet, so every rank "

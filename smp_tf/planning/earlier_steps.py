@@ -101,7 +101,11 @@ def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
 
 def _placed(lowered: Lowered, used: Collection[int]) -> list[tuple[int, VariableState]]:
     """Returns what is known of the variables that the placement of a step follows."""
-    found = [(index, state) for index, state in _states(lowered) if index in used and state.owner is not None]
+    found = [
+        (index, state)
+        for index, state in _states(lowered)
+        if index in used and state.owner is not None and not state.storage.is_early
+    ]
     return [(index, state) for index, state in found if state.is_decided] or found
 
 

@@ -25,7 +25,7 @@ from smp_tf.partition.trace.trace import Recorder, Trace, trace
 from smp_tf.variables import guarded
 from smp_tf.variables.fed_types import Types, types_of
 from smp_tf.variables.model_context import set_step_being_traced
-from smp_tf.variables.models import SplitModel, is_distributed, model_with
+from smp_tf.variables.models import SplitModel, is_distributed, model_with, take_variables
 from smp_tf.variables.store import make_script_variable, store_of
 
 
@@ -256,12 +256,7 @@ def trace_step(
             f"made by smp.DistributedModel, or by a subclass of it, inside the step."
         )
     for model in models:
-        # Metrics that a model holds are updated on every rank, like any other of the script's.
-        model._smp_store.leave_to_script(adapter.layers().variables_of_script(model))
-        # Also where the step called its layers or methods only, or, of a wrapped model, the model inside.
-        model.built = True
-        for variable in adapter.layers().variables_of(model):
-            model._smp_store.adopt(variable)
+        take_variables(model)
     lowered = lower(traced, _describe)
     values = dataclasses.replace(lowered, graph=as_values(lowered.graph))
     return StepTrace(traced, values, models, tuple(open_traces[-1].calls))

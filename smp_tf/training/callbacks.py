@@ -106,6 +106,7 @@ class Checkpoint(Callback):
         save_freq: "epoch", or a number of batches.
         max_to_keep: how many checkpoints are kept; None for all.
         restore: whether `fit` begins with the latest checkpoint, if there is one. Its epochs are not run again.
+        fall_back: whether the newest whole checkpoint is restored where the latest is damaged.
 
     Raises:
         ValueError: `save_freq` is neither of these.
@@ -120,6 +121,8 @@ class Checkpoint(Callback):
         save_freq: str | int = "epoch",
         max_to_keep: int | None = None,
         restore: bool = True,
+        *,
+        fall_back: bool = False,
     ) -> None:
         super().__init__()
         is_number = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
@@ -128,7 +131,7 @@ class Checkpoint(Callback):
         self._directory = os.fspath(directory)
         self._every = save_freq
         self._keep = max_to_keep
-        self._restore = restore
+        self._restore, self._fall_back = restore, fall_back
         self._since_save = 0
         self._epochs = tf.Variable(0, dtype=tf.int64, name="epochs_done")
 
@@ -139,8 +142,7 @@ class Checkpoint(Callback):
         """Restores the latest checkpoint. Keras asks afterwards in which epoch to begin."""
         checkpoint = tf.train.Checkpoint(model=self.model, epochs=self._epochs)
         self._manager = CheckpointManager(checkpoint, self._directory, self._keep)
-        if self._restore and self._manager.latest_checkpoint is not None:
-            self._manager.restore()
+        if self._restore and self._manager._has_any and self._manager.restore(fall_back=self._fall_back) is not None:
             self.model._training_state = self
 
     def maybe_load_initial_counters_from_ckpt(

@@ -2,6 +2,8 @@
 
 nobody stores it yet       before: no stage     layout: stage 1     it begins with its initial value there
 stage 1 has only kept it   before: stage 1      layout: stage 0     its value and its slots move
+
+A variable whose value is asked for before any step is kept early, in the same way.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ class Decision:
         layout: where they are from now on.
         before: where they were: on no stage where nobody has stored the variable so far.
         is_used: whether the step uses the variable. Else a stage only keeps it, until a step that uses it decides.
+        is_early: whether this is decided before any step, since the value was asked for.
     """
 
     variable: Any
     layout: Layout
     before: Layout
     is_used: bool = True
+    is_early: bool = False
 
     @property
     def is_first(self) -> bool:

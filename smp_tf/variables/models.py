@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Protocol, TypeGuard
 
+from smp_tf.keras import adapter
 from smp_tf.partition.layout import Layout
 from smp_tf.variables.fed_types import FedTypes
 from smp_tf.variables.store import VariableStore
@@ -53,6 +54,25 @@ _models: list[weakref.ref[Any]] = []
 def register(model: SplitModel) -> None:
     """Notes a model that was made."""
     _models.append(weakref.ref(model, _models.remove))
+
+
+def is_built(model: SplitModel) -> bool:
+    """Returns whether a model, or the one that it wraps, has made its variables, with or without storage."""
+    return bool(model.built or model._smp_keras_model.built)
+
+
+def take_variables(model: SplitModel) -> None:
+    """Takes the variables of a model that is built into its store, those included that were built with their values.
+
+    Args:
+        model: the model. It counts as built from now on, also where the script has called its layers or methods only,
+            or, of a wrapped model, the model inside.
+    """
+    # Metrics that a model holds are updated on every rank, like any other of the script's.
+    model._smp_store.leave_to_script(adapter.layers().variables_of_script(model))
+    model.built = True
+    for variable in adapter.layers().variables_of(model):
+        model._smp_store.adopt(variable)
 
 
 def is_distributed(value: Any) -> TypeGuard[SplitModel]:

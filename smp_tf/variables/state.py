@@ -24,6 +24,8 @@ class Stored:
             the same on all ranks.
         is_kept: whether no step has used the variable so far. Its owner only keeps it, until a step that uses it
             decides who stores it.
+        is_early: whether it was placed before any step, since its value was asked for. It is kept there, too, but no
+            plan follows that.
         has_value: whether this rank has memory with a value of it. Before the plan that is so where the variable was
             built with its value, and after it where the layout says that it is here.
         block: a variable with this replica's rows, once they were updated. It counts as this variable.
@@ -33,6 +35,7 @@ class Stored:
     chunks: tuple[int, ...] | None = None
     number: int | None = None
     is_kept: bool = False
+    is_early: bool = False
     has_value: bool = False
     block: tf.Variable | None = None
 

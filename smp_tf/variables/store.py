@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.errors import OwnershipError
+from smp_tf.partition.layout import Layout
 from smp_tf.partition.spread import Place
 from smp_tf.variables import guarded, precedence
 from smp_tf.variables.decision import Decision
@@ -65,6 +66,11 @@ class VariableStore:
     def is_new(self) -> bool:
         """Returns whether it is not decided yet who stores these variables."""
         return any(state.owner is None for state in self._states.values())
+
+    def undecided(self) -> list[tuple[tf.Variable, Layout]]:
+        """Returns the variables that nobody stores yet by any decision, each with what is known of its layout."""
+        states = ((variable, self._states[id(variable.handle)]) for variable in self)
+        return [(variable, state.storage.layout) for variable, state in states if state.owner is None]
 
     def is_placed(self, variable: Any) -> bool:
         """Returns whether it is decided who stores a variable of this model."""
@@ -181,7 +187,7 @@ class VariableStore:
             is_used, layout = state.position in owners, state.storage.layout
             if is_used and not state.is_decided:
                 chunk = owners[state.position]
-            elif state.owner is not None:
+            elif state.owner is not None and not state.storage.is_early:
                 if state.is_decided and state.chunk is not None:
                     chunk = state.chunk
                 continue
@@ -219,7 +225,7 @@ class VariableStore:
             storage.number = next(_numbers) if storage.number is None else storage.number
             storage.put(decision.layout)
             storage.chunks = None if chunks is None else tuple(chunks)
-            storage.is_kept = not decision.is_used
+            storage.is_kept, storage.is_early = not decision.is_used, decision.is_early
             if decision.moves:
                 given = move(decision)
                 if given is not None:
@@ -361,7 +367,7 @@ def keep_for_good(variables: Iterable[Any]) -> None:
         store = store_of(variable)
         state = store.state(variable) if store is not None else None
         if state is not None and state.owner is not None:
-            state.storage.is_kept = False
+            state.storage.is_kept = state.storage.is_early = False
 
 
 def is_remote(variable: Any) -> bool:

@@ -74,8 +74,12 @@ def results(folders: Path, request: pytest.FixtureRequest) -> dict[str, CaseResu
         Case("rotation", "rotation", {"folder": str(folders / "rotation")}, config(2)),
         Case("measured", "measured", {"folder": str(folders / "measured")}, config(2)),
         Case("nothing", "restored_from_nothing", {"folder": str(folders / "nothing")}, config(2)),
+        Case("early", "asked_before_a_step", {"folder": str(folders / "early"), "is_new": True}, config(2)),
+        Case("fallen back", "fallen_back", {"folder": str(folders / "fallen back")}, config(2)),
     ]
     found |= launch(2, CASES, cases)
+    others = [Case("early on 1", "asked_before_a_step", {"folder": str(folders / "early"), "is_new": False}, config(1))]
+    found |= launch(1, CASES, others) if full else {}
     for partitions in (1, 3) if full else (1,):
         [again] = launch(partitions, CASES, [resumed(folders, partitions, "2", THOROUGH)]).values()
         found[f"on {partitions}: resumed 2"] = again
@@ -216,6 +220,21 @@ def test_state_that_nothing_takes_up_is_an_error_on_every_rank(results: dict[str
         assert re.match(words, in_save)
 
 
+@pytest.mark.parametrize("name", ["early", pytest.param("early on 1", marks=pytest.mark.full)])
+def test_what_was_restored_is_saved_and_listed_before_a_step(name: str, results: dict[str, CaseResult]) -> None:
+    """Bug: a checkpoint became a model only in a job that ran a step."""
+    [kept, *_], wanted = ([rank[key] for rank in results["early"].values()] for key in ("kept", "wanted"))
+    for rank in results[name].values():
+        for way in ("listed", "file"):
+            assert all(map(np.array_equal, rank[way], kept)), way
+        np.testing.assert_allclose(rank["losses"], wanted[0], rtol=1e-9)
+        if name == "early":
+            # Where the checkpoint had them, and, without one, half of the bytes each, until there is a plan.
+            assert rank["stages"] == rank["stages by the plan"] == [0, 0, 1, 1, 1, 1, 1, 1]
+            assert rank["stages of fresh"] == [0, 0, 0, 0, 1, 1, 1, 1]
+            assert rank["initial"]
+
+
 def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 0x10
@@ -239,6 +258,18 @@ def test_a_damaged_tensor_is_named_on_all_ranks_and_nothing_is_loaded(
             assert "rank 1 (host " in rank["told"]
             # Before the first step, what is the script's own is restored at once.
             assert [key for key in rank["changed"] if result.case.name == "after" or key.startswith("model")] == []
+
+
+def test_the_newest_whole_checkpoint_is_taken_on_all_ranks(results: dict[str, CaseResult], folders: Path) -> None:
+    result = results["fallen back"]
+    for rank in result.values():
+        assert rank["told"].endswith("\nmanager.restore(fall_back=True) takes the newest checkpoint that is whole.")
+        assert Path(rank["path"]).name == "ckpt-1"
+        assert rank["losses"] == rank["expected"]
+    said = (
+        f"smp_tf: 'ckpt-1', the newest whole checkpoint in '{folders / 'fallen back'}', is restored. 'ckpt-2' is left"
+    )
+    assert [output.count(said) for output in result.output] == [1, 0]
 
 
 def test_a_save_of_some_ranks_only_is_an_error_in_time(folders: Path) -> None:

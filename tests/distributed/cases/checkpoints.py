@@ -276,6 +276,35 @@ def damaged(folder: str, after: bool) -> dict[str, Any]:
     return {"told": told, "changed": [key for key in before if not np.array_equal(before[key], now[key])]}
 
 
+def fallen_back(folder: str) -> dict[str, Any]:
+    """A value of the latest checkpoint is damaged, which only rank 1 reads; the one before is restored."""
+    training = Training()
+    manager = smp.CheckpointManager(training.checkpoint, folder)
+    training.run([0])
+    manager.save()
+    expected = training.run([1])
+    manager.save()
+    smp.barrier()
+    if smp.rank() == 0:
+        [path] = Path(folder, "mp_rank_1").glob("ckpt-2-*.data-*")
+        data = bytearray(path.read_bytes())
+        data[11] ^= 0x10
+        path.write_bytes(data)
+    smp.barrier()
+    again = Training()
+    manager = smp.CheckpointManager(again.checkpoint, folder)
+    told = ""
+    try:
+        manager.restore()
+        again.run([1])
+    except smp.errors.CheckpointError as error:
+        told = str(error)
+    last = Training()
+    manager = smp.CheckpointManager(last.checkpoint, folder)
+    path = manager.restore(fall_back=True)
+    return {"told": told, "path": path, "expected": expected, "losses": last.run([1])}
+
+
 def saved_by_one_rank(folder: str) -> None:
     """Rank 0 saves while rank 1 goes on training."""
     training = Training()
@@ -284,3 +313,70 @@ def saved_by_one_rank(folder: str) -> None:
     if smp.rank() == 0:
         manager.save()
     training.run([0])
+
+
+class Cut(smp.DistributedModel):
+    """A model of four layers, of which the plan puts the first alone on partition 0: half of the bytes would be two."""
+
+    def __init__(self) -> None:
+        super().__init__(name="cut")
+        self.layers_of = [layers.Dense(6, activation="tanh", name=f"layer{number}") for number in range(4)]
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        for number, layer in enumerate(self.layers_of):
+            with smp.partition(smp.pp_size() - 1 if number else 0):
+                x = layer(x)
+        return x
+
+
+def asked_before_a_step(folder: str, is_new: bool) -> dict[str, Any]:
+    """What is saved and listed of a model before its first step, after a restore and without; how it then goes on.
+
+    Args:
+        folder: for the checkpoint and the files.
+        is_new: whether this job writes the checkpoint; else another layout has.
+    """
+    tf_keras.backend.set_floatx("float64")
+    x = np.random.default_rng(smp.dp_rank()).standard_normal((8, 6))
+
+    def trained(model: Any) -> list[float]:
+        return list(model.fit(x, x, batch_size=8, epochs=2, verbose=0).history["loss"])
+
+    def made() -> tuple[Any, smp.CheckpointManager]:
+        model = Cut()
+        model.build((None, 6))
+        model.compile(tf_keras.optimizers.Adam(0.01), loss="mse")
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        return model, smp.CheckpointManager(checkpoint, folder)
+
+    def stages(weights: Any) -> list[int]:
+        return [shard.layout.stage for shard in weights.shards] if smp.pp_size() > 1 else []
+
+    found: dict[str, Any] = {}
+    if is_new:
+        model, manager = made()
+        trained(model)
+        manager.save()
+        found["kept"] = list(model.get_weights())
+        found["wanted"] = trained(model)
+        fresh, _ = made()
+        first = fresh.get_weights()
+        found["stages of fresh"] = stages(first)
+        first = list(first)
+        fresh.predict(x, verbose=0)
+        found["initial"] = all(map(np.array_equal, first, fresh.get_weights()))
+        found["stages by the plan"] = stages(fresh.get_weights())
+    later, manager = made()
+    manager.restore()
+    listed = later.get_weights()
+    found["stages"] = stages(listed)
+    found["listed"] = list(listed)
+    for path in ("early.h5", "early"):
+        later.save_weights(f"{folder}/{path}")
+    smp.barrier()
+    plain = tf_keras.Sequential([layers.Dense(6, activation="tanh") for _ in range(4)])
+    plain.build((None, 6))
+    plain.load_weights(f"{folder}/early.h5")
+    found["file"] = plain.get_weights()
+    found["losses"] = trained(later)
+    return found

@@ -347,13 +347,18 @@ class TestRefused:
         assert not (tmp_path / "saved" / "saved_model.pb").exists()
 
     def test_a_model_that_has_not_run_a_step(self, tmp_path: Path) -> None:
+        """What is saved before a step is in test_before_steps.py."""
         model = Net()
         model.build((None, 3))
-        with pytest.raises(StepError, match="Which rank stores variable 'dense/kernel:0' of model 'net' is decided at"):
+        with pytest.raises(StepError, match=r"Model 'net' has not been called yet, .* the model on tf_keras.Input"):
             model.save_model(tmp_path / "saved")
         assert list(tmp_path.iterdir()) == []
+        model(tf_keras.Input((3,)))
+        model.save_model(tmp_path / "saved")
+        loaded = tf_keras.models.load_model(tmp_path / "saved")
+        assert all(map(np.array_equal, loaded.get_weights(), model.get_weights()))
 
     def test_a_model_that_was_not_even_built(self, tmp_path: Path) -> None:
-        with pytest.raises(StepError, match="Model 'net' has not run a step yet, so there is nothing to save"):
+        with pytest.raises(StepError, match=r"and has not run a step yet, so there is nothing to save\. Run a step"):
             Net().save_model(tmp_path / "saved")
         assert list(tmp_path.iterdir()) == []
