@@ -2,6 +2,7 @@
 
     smp-tf checkpoint list checkpoints
     smp-tf checkpoint verify checkpoints --step 300
+    smp-tf checkpoint export checkpoints trained.keras --model train.py:build
 
 It writes nothing into the folder, and takes no lock, so that a job may save there meanwhile.
 """
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smp_tf.checkpoint.inspection import Found, found_in, series_in
+from smp_tf.command import checkpoint_export
 from smp_tf.command.arguments import Commands, Parser, number
 from smp_tf.command.output import UsageError, say, show
 from smp_tf.offline.numbers import counted
@@ -24,12 +26,13 @@ _FAILED = 1
 
 DESCRIPTION = """\
 Looks at the checkpoints that smp.CheckpointManager and smp.callbacks.Checkpoint have written into a folder:
-which there are, and whether they are whole. Nothing in the folder is changed."""
+which there are, and whether they are whole; and makes a file of a model from one. Nothing in the folder is changed."""
 
 EXAMPLES = """examples:
   smp-tf checkpoint list checkpoints
   smp-tf checkpoint verify checkpoints              all of them
   smp-tf checkpoint verify checkpoints --step 300   checkpoints/ckpt-300
+  smp-tf checkpoint export checkpoints trained.keras --model train.py:build
 """
 LIST = """\
 Lists the checkpoints of a folder, from oldest to newest: step, time, how many partitions and replicas wrote it,
@@ -48,7 +51,7 @@ def add_to(commands: Commands) -> None:
     """
     checkpoint = commands.add_parser(
         "checkpoint",
-        help="list and verify the checkpoints of a folder",
+        help="list and verify the checkpoints of a folder, and make a file of a model from one",
         description=DESCRIPTION,
         epilog=EXAMPLES,
     )
@@ -60,6 +63,15 @@ def add_to(commands: Commands) -> None:
     _add_folder(verified)
     _add_step(verified, "all")
     verified.set_defaults(run=run_verify)
+    exported = actions.add_parser(
+        "export",
+        help="make a file of a model from a checkpoint",
+        description=checkpoint_export.DESCRIPTION,
+        epilog=checkpoint_export.EXAMPLES,
+    )
+    _add_folder(exported)
+    _add_step(exported, "the latest")
+    checkpoint_export.add_arguments(exported)
 
 
 def _add_folder(parser: Parser) -> None:

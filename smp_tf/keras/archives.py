@@ -146,8 +146,15 @@ def knows_inputs(model: Any) -> bool:
     return model.save_spec() is not None
 
 
-def write_model(model: Any, path: str, form: str, fed: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> None:
-    """Writes a model without its optimizer.
+def write_model(
+    model: Any,
+    path: str,
+    form: str,
+    fed: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    *,
+    with_optimizer: bool = False,
+) -> None:
+    """Writes a model.
 
     Args:
         model: the model.
@@ -155,8 +162,9 @@ def write_model(model: Any, path: str, form: str, fed: tuple[tuple[Any, ...], di
         form: "keras" (which has the optimizer's settings), "h5", or "tf" for a SavedModel.
         fed: types of the arguments that the model was called with, positional ones and those by keyword. The signature
             of a SavedModel takes them. None lets Keras choose.
+        with_optimizer: whether the state of its optimizer is written as well.
     """
-    options = {} if form == "keras" else {"include_optimizer": False}
+    options = {} if form == "keras" else {"include_optimizer": with_optimizer}
     with signature_of_fed(model, fed):
         tf_keras.models.save_model(model, path, save_format=form, **options)
 

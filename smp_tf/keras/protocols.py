@@ -265,9 +265,15 @@ class Archives(Protocol):
         """Returns whether a model knows what it is called with, as a SavedModel of it must."""
 
     def write_model(
-        self, model: Any, path: str, form: str, fed: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self,
+        model: Any,
+        path: str,
+        form: str,
+        fed: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+        *,
+        with_optimizer: bool = False,
     ) -> None:
-        """Writes a model without its optimizer.
+        """Writes a model.
 
         Args:
             model: the model.
@@ -275,6 +281,7 @@ class Archives(Protocol):
             form: "keras" (which has the optimizer's settings), "h5", or "tf" for a SavedModel.
             fed: types of the arguments that the model was called with, positional ones and those by keyword. The
                 signature of a SavedModel takes them. None lets Keras choose.
+            with_optimizer: whether the state of its optimizer is written as well.
         """
 
     def summary(self, model: Any, options: Mapping[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from smp_tf.files import durable_files
 from smp_tf.keras import adapter
 from smp_tf.model import saved_model_folder, tf_checkpoint
 from smp_tf.steps import early_places
+from smp_tf.variables import store
 from smp_tf.variables.fetch import write_with_all_weights
 from smp_tf.variables.model_context import save_structure, writing_model
 from smp_tf.variables.models import SplitModel, is_built
@@ -30,12 +31,13 @@ from smp_tf.variables.models import SplitModel, is_built
 _HDF5 = (".h5", ".hdf5")
 
 
-def save_model(model: SplitModel, path: str | os.PathLike[str]) -> None:
+def save_model(model: SplitModel, path: str | os.PathLike[str], *, with_optimizer: bool = False) -> None:
     """Writes the whole, unsplit model, for `DistributedModel.save_model`.
 
     Args:
         model: a distributed model that is built.
         path: folder or file to write.
+        with_optimizer: whether the optimizer's state is written as well, all of which is on this rank.
 
     Raises:
         StepError: the model is not built yet, a model of this kind cannot be written to such a file, or what is
@@ -63,14 +65,14 @@ def save_model(model: SplitModel, path: str | os.PathLike[str]) -> None:
         )
     if is_file:
         saved_model_folder.require_file_place(path)
-        _write(model, path, doing, lambda built: _model_file(model, built))
+        _write(model, path, doing, lambda built: _model_file(model, built, with_optimizer))
     else:
         saved_model_folder.require_folder_place(path)
         _write(
             model,
             path,
             doing,
-            lambda built: _saved_model(model, built),
+            lambda built: _saved_model(model, built, with_optimizer),
             saved_model_folder.put_in_place,
             saved_model_folder.building,
         )
@@ -207,14 +209,19 @@ def _write(
     write_with_all_weights(model, doing, safely)
 
 
-def _model_file(model: SplitModel, path: str) -> None:
+def _model_file(model: SplitModel, path: str, with_optimizer: bool) -> None:
     with adapter.archives().values_one_by_one():
         form = "keras" if path.endswith(".keras") else "h5"
-        adapter.archives().write_model(model._smp_keras_model, path, form)
+        adapter.archives().write_model(model._smp_keras_model, path, form, with_optimizer=with_optimizer)
 
 
-def _saved_model(model: SplitModel, path: str) -> None:
+def _saved_model(model: SplitModel, path: str, with_optimizer: bool) -> None:
     with save_structure():
-        adapter.archives().write_model(model._smp_keras_model, path, "tf", model._smp_fed.known)
+        adapter.archives().write_model(
+            model._smp_keras_model, path, "tf", model._smp_fed.known, with_optimizer=with_optimizer
+        )
+    if not any(map(store.is_remote, adapter.layers().variables_of(model))):
+        # Keras has written all values.
+        return
     prefix = os.path.join(path, "variables", "variables")
     tf_checkpoint.replace_values(prefix, model._smp_keras_model, adapter.layers().variables_of(model))

@@ -58,12 +58,14 @@ def example_of(given: Any) -> Example:
                 f"The loss must be a function of the model's outputs. The function gave {kind_of(rest[1])}."
             )
         return Example(model, *rest)
-    if not getattr(model, "inputs", None):
+    # Of a distributed model around one that knows its inputs, the one inside knows them.
+    known = getattr(model, "_smp_keras_model", model)
+    if not getattr(known, "inputs", None):
         raise OfflinePlanError(
             f"Model {model.name!r} does not know its inputs before it is called. Let the function return (model, "
             f"inputs), with arrays or tf.TensorSpecs of a batch."
         )
-    return Example(model, tf.nest.map_structure(_spec_of_keras, model.input))
+    return Example(model, tf.nest.map_structure(_spec_of_keras, known.input))
 
 
 def _returned(given: Any) -> str:

@@ -197,7 +197,7 @@ class OfflineModel:
     ) -> None:
         self._slots = slots_by_name(optimizer)
         self._is_one_bit = isinstance(optimizer_by_name(optimizer), OneBitOptimizer)
-        self._model, self._example = _made_without_storage(function)
+        self._model, self._example = made_without_storage(function)
         self.batch_size = batch_size if batch_size is not None else batch_size_of(self._example)
         self._times = times
         self._traces: dict[int, OfflineTrace] = {}
@@ -240,7 +240,7 @@ class OfflineModel:
             OfflinePlanError: the model cannot be called with its inputs.
         """
         if samples not in self._traces:
-            traced, tensors = _traced(self._model, self._example, samples)
+            traced, tensors = traced_microbatch(self._model, self._example, samples)
             try:
                 units_of(traced.graph)
             except PlacementError:
@@ -432,7 +432,15 @@ class _IsDistributedError(Exception):
     """The function has made a distributed model, which must not be wrapped again."""
 
 
-def _made_without_storage(function: Callable[[], Any]) -> tuple[DistributedModel, Example]:
+def made_without_storage(function: Callable[[], Any]) -> tuple[DistributedModel, Example]:
+    """Returns the model that a function makes, without storage for its variables, and what else the function gives.
+
+    Args:
+        function: `example_of` says what it may return. A distributed model is taken as it is.
+
+    Raises:
+        OfflinePlanError: the function gives no model.
+    """
     made: list[Example] = []
 
     def build() -> Any:
@@ -447,7 +455,20 @@ def _made_without_storage(function: Callable[[], Any]) -> tuple[DistributedModel
         return made[0].model, made[0]
 
 
-def _traced(model: DistributedModel, example: Example, samples: int) -> tuple[StepTrace, tuple[tf.Tensor, ...]]:
+def traced_microbatch(
+    model: DistributedModel, example: Example, samples: int
+) -> tuple[StepTrace, tuple[tf.Tensor, ...]]:
+    """Traces a microbatch, forward and backward, and returns the trace and the microbatch.
+
+    Args:
+        model: the model.
+        example: its inputs, and perhaps its loss.
+        samples: samples of the microbatch.
+
+    Raises:
+        OfflinePlanError: the model cannot be called with its inputs.
+    """
+
     def value(leaf: Any) -> tf.Tensor:
         if isinstance(leaf, np.ndarray | tf.Tensor) and len(leaf.shape) and leaf.shape[0] >= samples:
             return tf.convert_to_tensor(leaf[:samples])

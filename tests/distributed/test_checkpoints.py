@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tf_keras
 
 from smp_tf.checkpoint import files as checkpoint_files
 from smp_tf.checkpoint import tensors as checkpoint_tensors
+from smp_tf.command import main as command_line
 from tests.distributed.harness import Case, CaseResult, launch, launch_script
+from tests.distributed.scripts import exported_model
 from tests.full_only import params
 
 CASES = "tests.distributed.cases.checkpoints"
@@ -75,6 +78,7 @@ def results(folders: Path, request: pytest.FixtureRequest) -> dict[str, CaseResu
         Case("measured", "measured", {"folder": str(folders / "measured")}, config(2)),
         Case("nothing", "restored_from_nothing", {"folder": str(folders / "nothing")}, config(2)),
         Case("early", "asked_before_a_step", {"folder": str(folders / "early"), "is_new": True}, config(2)),
+        Case("export", "saved_for_export", {"folder": str(folders / "export")}, config(2)),
         Case("fallen back", "fallen_back", {"folder": str(folders / "fallen back")}, config(2)),
     ]
     found |= launch(2, CASES, cases)
@@ -233,6 +237,18 @@ def test_what_was_restored_is_saved_and_listed_before_a_step(name: str, results:
             assert rank["stages"] == rank["stages by the plan"] == [0, 0, 1, 1, 1, 1, 1, 1]
             assert rank["stages of fresh"] == [0, 0, 0, 0, 1, 1, 1, 1]
             assert rank["initial"]
+
+
+def test_an_export_holds_the_bits_of_the_job_s_own_file(results: dict[str, CaseResult], folders: Path) -> None:
+    assert [rank["stages"] for rank in results["export"].values()] == [[0, 1]] * 2
+    folder, script = folders / "export", Path(exported_model.__file__)
+    arguments = [str(folder), str(folder / "out.keras"), "--model", f"{script}:compiled", "--optimizer"]
+    assert command_line.main(["checkpoint", "export", *arguments]) == 0
+    job, out = (tf_keras.models.load_model(folder / name) for name in ("job.keras", "out.keras"))
+    assert all(map(np.array_equal, out.get_weights(), job.get_weights()))
+    # Both slots of four weights, which the job's file does not have whole, and the step counter.
+    assert len(out.optimizer.variables) == 2 * 4 + 1
+    assert out.optimizer.iterations == 2
 
 
 def flip(path: Path, at: int) -> None:

@@ -67,9 +67,9 @@ USES = {
     "whole_batch partition partition.plan partition.samples partition.trace pipeline.programs pipeline.schedules",
     "model": "ground files watch keras variables job planning optimizer steps training partition partition.graph "
     "partition.plan partition.split partition.units pipeline pipeline.measure pipeline.planner",
-    "offline": "ground config keras collectives replicas sharding planning optimizer start steps model partition "
-    "partition.graph partition.place partition.plan partition.split partition.units pipeline pipeline.measure "
-    "pipeline.planner pipeline.programs pipeline.schedules",
+    "offline": "ground config keras collectives variables replicas sharding checkpoint planning optimizer start steps "
+    "model partition partition.graph partition.place partition.plan partition.split partition.units pipeline "
+    "pipeline.measure pipeline.planner pipeline.programs pipeline.schedules",
     "command": "ground launch config job recording checkpoint planning start model offline partition partition.plan "
     "partition.units pipeline pipeline.planner pipeline.schedules",
     "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer "
@@ -145,6 +145,7 @@ INNER = {
     "smp_tf/__init__.py": "`import smp_tf` loads nothing that is heavy; it looks up public names",
     "smp_tf/collectives/horovod_waits.py": "the compiled ops are loaded when Horovod is first called",
     "smp_tf/command/checkpoint.py": "checkpoints are listed without TensorFlow",
+    "smp_tf/command/checkpoint_export.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/named_function.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/plan.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/profile.py": "`smp-tf --help` comes without TensorFlow",

@@ -17,6 +17,7 @@ from smp_tf.checkpoint import files as checkpoint_files
 from smp_tf.checkpoint import restore
 from smp_tf.checkpoint import tensors as checkpoint_tensors
 from smp_tf.checkpoint.survey import StateKind, survey
+from tests.distributed.scripts import exported_model
 
 SAVED_AT = 3
 STEPS = 6
@@ -305,6 +306,17 @@ def fallen_back(folder: str) -> dict[str, Any]:
     path = manager.restore(fall_back=True)
     last.predict(batch(1))
     return {"told": told, "path": path, "expected": expected, "weights": list(last.net.get_weights())}
+
+
+def saved_for_export(folder: str) -> dict[str, Any]:
+    """A training of the model of a script, which saves a checkpoint and writes the model itself."""
+    tf_keras.backend.set_floatx("float32")
+    model = smp.DistributedModel(exported_model.compiled)
+    x = np.random.default_rng(smp.dp_rank()).standard_normal((8, 6)).astype(np.float32)
+    model.fit(x, x[:, :2], batch_size=8, epochs=2, verbose=0)
+    smp.CheckpointManager(tf.train.Checkpoint(model=model, optimizer=model.optimizer), folder).save(5)
+    model.save_model(f"{folder}/job.keras")
+    return {"stages": sorted({shard.layout.stage for shard in model.get_weights().shards})}
 
 
 def saved_by_one_rank(folder: str) -> None:
