@@ -59,7 +59,7 @@ def example_of(given: Any) -> Example:
             )
         return Example(model, *rest)
     # Of a distributed model around one that knows its inputs, the one inside knows them.
-    known = getattr(model, "_smp_keras_model", model)
+    known: Any = getattr(model, "_smp_keras_model", model)
     if not getattr(known, "inputs", None):
         raise OfflinePlanError(
             f"Model {model.name!r} does not know its inputs before it is called. Let the function return (model, "
