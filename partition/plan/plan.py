@@ -9,6 +9,7 @@ parts that people may want to read and to change:
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Chunks, Placement
 from smp_tf.partition.place.slot_shares import Sized, fullest_share
 from smp_tf.partition.place.trade import Trade
+from smp_tf.partition.plan.held_memory import HeldMemory
 from smp_tf.partition.plan.json_record import record_from
 from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic, Use
 from smp_tf.partition.units.cost import Costs
@@ -68,6 +70,7 @@ class Plan:
             found, as a share; None where nothing is proved, as for a placement that was given.
         trade: what the placement gives up in balance for fewer bytes sent; None where nothing was to be given up.
         recompute: the group of each unit whose forward is made again in backward, by the unit's name.
+        earlier: what the rank of each stage held in an earlier training by the same plan; empty where this is unknown.
     """
 
     stages: int
@@ -85,6 +88,7 @@ class Plan:
     gap: float | None = None
     trade: Trade | None = None
     recompute: dict[str, int] = dataclasses.field(default_factory=dict)
+    earlier: tuple[HeldMemory, ...] = ()
 
     def to_json(self) -> str:
         """Returns the plan as text, always in the same form, with one unit or variable per line."""
@@ -125,10 +129,21 @@ class Plan:
                 f"A plan of {plan.stages} stages must have chunks on stages 0 to {plan.stages - 1} and forecast each. "
                 f"Received: chunks on {plan.placement}, forecasts: {len(plan.forecast)}."
             )
+        if len(plan.earlier) not in (0, plan.stages):
+            raise PlacementError(
+                f"A plan of {plan.stages} stages must say of each what it held earlier, or of none. Received: "
+                f"{len(plan.earlier)} entries."
+            )
         wrong = [chunk for chunk in (*plan.units.values(), *plan.owners.values()) if not 0 <= chunk < chunks]
         if wrong:
             raise PlacementError(f"A plan of {chunks} chunks must name chunks 0 to {chunks - 1}. Received: {wrong[0]}.")
         return plan
+
+    @property
+    def placement_key(self) -> str:
+        """Returns a hash of where everything is, and of the order in which it runs."""
+        where = [self.schedule, self.placement, self.microbatches, self.units, self.owners, self.recompute]
+        return hashlib.sha256(json.dumps(where, sort_keys=True).encode()).hexdigest()
 
     @property
     def schedule_name(self) -> str:

@@ -190,9 +190,23 @@ def remarks(plan: Plan) -> list[str]:
     lines.extend(f"why: {reason}" for reason in reasons(plan))
     lines.extend(f"proved: {line}" for line in proved(plan))
     lines.extend(f"sent: {line}" for line in sent_in_all(plan))
+    lines.extend(f"memory: {line}" for line in held_earlier(plan))
     if plan.defaulted:
         lines.append("cost guessed for: " + ", ".join(plan.defaulted))
     return lines
+
+
+def held_earlier(plan: Plan) -> tuple[str, ...]:
+    """Returns what the ranks of stages held in an earlier training by the same plan, and what was forecast before it.
+
+    Args:
+        plan: the plan.
+    """
+    return tuple(
+        f"rank {stage} held {as_bytes(held.bytes)} at most in an earlier training"
+        f"{', graphs and code included' if held.is_resident else ''}; forecast {as_bytes(held.forecast)}"
+        for stage, held in enumerate(plan.earlier)
+    )
 
 
 def reasons(plan: Plan) -> tuple[str, ...]:

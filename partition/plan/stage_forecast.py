@@ -32,6 +32,8 @@ class Source(enum.StrEnum):
     ESTIMATE = "estimated"
     #: The ops of the stage, and what all its units were seen to need while they run.
     PROFILE = "by profile"
+    #: What the stage's rank held at most in an earlier training by the same plan.
+    TRAINING = "as measured"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
+from smp_tf.partition.plan.held_memory import as_held
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.stage_forecast import Source, StageForecast, Traffic, Use
 from smp_tf.partition.split.split import Split
@@ -94,6 +95,9 @@ def with_held(plan: Plan, done: Split, request: PlacementRequest, held: Sequence
         )
         for row, names in zip(exact, of_stage, strict=True)
     )
+    if plan.earlier:
+        pairs = zip(forecast, plan.earlier, strict=True)
+        forecast = tuple(as_held(row, held, counted_only=least > 0) for row, held in pairs)
     return dataclasses.replace(plan, forecast=forecast)
 
 

@@ -99,7 +99,8 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         gap=found.placed.gap,
     )
     reasons = (*plan.reasons, *_reasons(graph, plan, found, request))
-    return dataclasses.replace(plan, reasons=reasons, trade=found.placed.trade)
+    earlier = request.held.get(plan.placement_key, ()) if request.held else ()
+    return dataclasses.replace(plan, reasons=reasons, trade=found.placed.trade, earlier=earlier)
 
 
 def _in_order(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> tuple[Unit, ...]:

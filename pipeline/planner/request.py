@@ -1,15 +1,16 @@
-"""The request for a placement: nine values."""
+"""The request for a placement: ten values."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.placement import Chunks, Ranks
+from smp_tf.partition.plan.held_memory import HeldMemory
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.plan_file import StoredPlan
 from smp_tf.partition.units.cost import Machine
@@ -177,6 +178,7 @@ class PlacementRequest:
         outputs: which outputs are no plain tensors for every stage.
         once: what the step does once besides its microbatches.
         beyond: how many more bytes units need than is estimated, as was measured.
+        held: what the ranks of stages held in earlier trainings, by the key of the placement.
     """
 
     course: Course
@@ -188,6 +190,7 @@ class PlacementRequest:
     outputs: Outputs = Outputs()
     once: Once = Once()
     beyond: BeyondEstimate = dataclasses.field(default_factory=BeyondEstimate)
+    held: Mapping[str, tuple[HeldMemory, ...]] = dataclasses.field(default_factory=dict)
 
     def changed(self, **changes: Any) -> PlacementRequest:
         """Returns the same request with other values of some fields.

@@ -1,8 +1,8 @@
 """Compares the memory and time of a training's first steps with the plan's forecast.
 
-    step      0          1          2          3          4 ...
-    others    ┆          ┆          ┆   numbers ─┐         (as the fourth begins: nobody waits for this message)
-    rank 0    ┆        clock        ┆        clock, table
+    step      0          1          2          3          4 ...      9
+    others    ┆          ┆          ┆   numbers ─┐             numbers ─┐   (as the step begins: nobody waits for these)
+    rank 0    ┆        clock        ┆        clock, table              a file for the next training
 
 A separate thread waits for these steps. The program that runs them does not know about it. So a step runs no Python,
 and the graphs of all replicas are alike.
@@ -13,9 +13,11 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -30,8 +32,10 @@ from smp_tf.job.topology import Topology
 from smp_tf.job_state import JobState
 from smp_tf.keras.optimizer_reports import slot_bytes_here
 from smp_tf.partition.mesh import CommGroup
+from smp_tf.partition.plan.held_memory import HeldMemory
 from smp_tf.partition.plan.plan import Plan, as_bytes
 from smp_tf.partition.plan.stage_forecast import StageForecast, Use
+from smp_tf.planning.earlier_trainings import EarlierTrainings, TrainingRecord
 from smp_tf.variables.fetch import WRITER
 
 if TYPE_CHECKING:
@@ -39,13 +43,28 @@ if TYPE_CHECKING:
 
 #: The steps between whose ends the time is measured. The first step also prepares, and makes the optimizer's slots.
 _CLOCK, _TOLD = 1, 3
+#: The step after which is kept what ranks have held. In the first steps fewer ops may have run at once.
+_KEPT = 9
 #: Seconds that rank 0 waits for a message that was sent.
 _ON_ITS_WAY = 10.0
 _TAG = tag_of("first steps")
 
 
-#: Bytes in use when the job's first step was planned; None before.
-_in_use_before: JobState[int | None] = JobState(lambda: None)
+@dataclass(frozen=True)
+class _Before:
+    """What was there when the job's first step was planned.
+
+    Args:
+        in_use: bytes that the allocator had given out, without those that the forecast has.
+        resident: bytes of the process's memory.
+    """
+
+    in_use: int
+    resident: int
+
+
+#: What was there when the job's first step was planned; None before.
+_before: JobState[_Before | None] = JobState(lambda: None)
 
 
 def note_memory_before(forecast: int) -> None:
@@ -54,13 +73,22 @@ def note_memory_before(forecast: int) -> None:
     Args:
         forecast: bytes of these that the forecast has, as those of weights with which a model was built.
     """
-    if _in_use_before() is None:
-        _in_use_before.put(max(0, tf_internals.memory_in_use() - forecast))
+    if _before() is None:
+        in_use = max(0, tf_internals.memory_in_use() - forecast)
+        _before.put(_Before(in_use, resident_bytes()))
+
+
+def resident_bytes() -> int:
+    """Returns the bytes of this process's memory."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class _State:
     #: The program that is reported. TensorFlow may trace the function that it is written into more than once.
     program: int | None = None
+    #: The most bytes that the allocator had given out before that program ran.
+    peak: int = 0
 
 
 def watch(program: int, plan: Plan, expected: Expected | None = None) -> None:
@@ -78,7 +106,7 @@ def watch(program: int, plan: Plan, expected: Expected | None = None) -> None:
         return
     if running.topology.stages == 1 or running.topology.replica:
         return
-    _State.program = program
+    _State.program, _State.peak = program, tf_internals.peak_memory() or 0
     report = _Report(program, plan, expected, running.topology, running.transport)
     # A report that has begun by then is finished; no other begins.
     wait_beside_steps("first steps", running.transport, report.tell, then=_forget_program)
@@ -97,11 +125,15 @@ class Expected:
         is_measured: whether they come from measured times of layers, at least in part.
         counted: the bytes of each stage's forecast that the allocator of a processor counts, which are those of large
             tensors; () on a GPU, where it counts all.
+        record: what to keep for the next training, without what ranks held; None to keep nothing.
+        batch: bytes of the batch that the allocator counts.
     """
 
     seconds: float
     is_measured: bool
     counted: tuple[int, ...] = ()
+    record: TrainingRecord | None = None
+    batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,16 +144,22 @@ class RankMemory:
         peak: the most bytes that TensorFlow's allocator has given out; None where it does not count.
         slots: bytes of the optimizer's slots.
         before: bytes that were given out before the first step was planned.
+        resident: bytes of the process's memory beyond those that it had then.
+        is_own: whether the most bytes were given out while the program ran, so that they say something of it.
     """
 
     peak: int | None
     slots: int
     before: int = 0
+    resident: int = 0
+    is_own: bool = True
 
     @classmethod
     def here(cls) -> RankMemory:
         """Returns what this rank has measured so far."""
-        return cls(tf_internals.peak_memory(), slot_bytes_here(), _in_use_before() or 0)
+        before, peak = _before() or _Before(0, 0), tf_internals.peak_memory()
+        grown = max(0, resident_bytes() - before.resident)
+        return cls(peak, slot_bytes_here(), before.in_use, grown, peak is None or peak > _State.peak)
 
 
 class _Report:
@@ -139,10 +177,12 @@ class _Report:
         try:
             if self._topology.rank == WRITER:
                 self._gather()
-            elif self._transport.await_step(self._program, _TOLD, ended=False):
-                # Where rank 0 ends this step, this rank has begun it. So it never waits long.
-                mine = json.dumps(dataclasses.asdict(RankMemory.here()))
-                self._transport.send_bytes(WRITER, _TAG, mine.encode())
+                return
+            for step in (_TOLD, _KEPT):
+                if self._transport.await_step(self._program, step, ended=False):
+                    # Where rank 0 ends this step, this rank has begun it. So it never waits long.
+                    mine = json.dumps(dataclasses.asdict(RankMemory.here()))
+                    self._transport.send_bytes(WRITER, _TAG, mine.encode())
         except Exception as error:
             # A training does not end because a report fails, and a training that fails says why itself.
             if self._transport.cause is None:
@@ -155,12 +195,61 @@ class _Report:
         if not self._transport.await_step(self._program, _TOLD, ended=True):
             return
         seconds = (time.monotonic() - began) / (_TOLD - _CLOCK)
+        tell_in_time(render(self._plan, self._all_of_them(), seconds, self._expected, columns()))
+        if self._transport.await_step(self._program, _KEPT, ended=True):
+            self._keep(self._all_of_them())
+
+    def _all_of_them(self) -> dict[int, RankMemory]:
+        """Returns what all ranks of the replica have measured so far, by world rank."""
         found = {WRITER: RankMemory.here()}
         for rank in self._topology.members(CommGroup.MP_GROUP):
             if rank != WRITER:
                 text = self._transport.recv_bytes(rank, _TAG, _ON_ITS_WAY)
                 found[rank] = RankMemory(**json.loads(bytes(text)))
-        tell_in_time(render(self._plan, found, seconds, self._expected, columns()))
+        return found
+
+    def _keep(self, found: Mapping[int, RankMemory]) -> None:
+        """Keeps what ranks held, for the next plan."""
+        expected = self._expected
+        if expected is None or expected.record is None:
+            return
+        held = held_by(self._plan, found, expected.counted, expected.batch)
+        if held:
+            kept = EarlierTrainings()
+            kept.keep(dataclasses.replace(expected.record, stages=held))
+            if kept.trouble:
+                tell_in_time(f"smp_tf: {kept.trouble}")
+
+
+def held_by(
+    plan: Plan, found: Mapping[int, RankMemory], counted: Sequence[int], batch: int = 0
+) -> tuple[HeldMemory, ...]:
+    """Returns what the ranks of all stages held; () where more was held before the first step by another job.
+
+    Args:
+        plan: with the forecast of every stage.
+        found: what ranks said, by world rank: those of one replica, in the order of their stages.
+        counted: the bytes of each stage's forecast that the allocator of a processor counts; () on a GPU.
+        batch: bytes of the batch that the allocator counts.
+    """
+    if not all(measured.is_own for measured in found.values()):
+        return ()
+    held = []
+    for stage, measured in enumerate(found.values()):
+        forecast = with_slots(plan.forecast[stage], measured.slots).device_bytes
+        large = counted_of(plan, counted, stage, measured.slots) if counted else forecast
+        if measured.peak is None:
+            now = HeldMemory(measured.resident, measured.slots, 0, forecast, is_resident=True)
+        else:
+            # The batch, which is in the forecast, may have been among what was there before.
+            other = max(0, measured.before - batch)
+            now = HeldMemory(max(0, measured.peak - other), measured.slots, forecast - large, large)
+        if plan.earlier and plan.earlier[stage].is_resident == now.is_resident:
+            # The forecast is what was held before. What was forecast without that says more.
+            before = plan.earlier[stage]
+            now = dataclasses.replace(now, uncounted=before.uncounted, forecast=before.forecast)
+        held.append(now)
+    return tuple(held)
 
 
 def render(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from smp_tf.announce import announce
 from smp_tf.batch.results import composites_of
 from smp_tf.collectives.horovod import averaging_bytes, sum_wait
 from smp_tf.job import runtime
@@ -14,19 +15,25 @@ from smp_tf.keras import adapter
 from smp_tf.keras.optimizer_trials import slots_of
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.plan.held_memory import HeldMemory
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered
 from smp_tf.pipeline.planner.beyond_estimate import by_node
+from smp_tf.pipeline.planner.memory_forecast import batch_bytes
 from smp_tf.pipeline.planner.plan import PROOF_SECONDS
 from smp_tf.pipeline.planner.request import Aim, Course, Fixed, Hardware, Once, Outputs, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.planner.units import costs_of
+from smp_tf.pipeline.planner.updates_at_once import LARGE
 from smp_tf.pipeline.run.host import has_device
 from smp_tf.pipeline.schedules.schedule import is_named, placement_of
 from smp_tf.planning import earlier_steps, first_steps, partition_file
+from smp_tf.planning.earlier_trainings import FORMAT, EarlierTrainings, Setting, TrainingRecord, settings_of
+from smp_tf.planning.kept_measurements import folder_of_measurements, subject_of, this_hardware
 from smp_tf.sharding import layouts
+from smp_tf.variables.fetch import WRITER
 from smp_tf.variables.models import SplitModel
 
 #: Slots per variable of an optimizer that is unknown until it is applied: as many as Adam has.
@@ -51,13 +58,13 @@ class TracedStep(Protocol):
 
 def known_slots(models: Sequence[Any]) -> float | None:
     """Returns the slots per variable of the optimizers that models were compiled with. Others are unknown yet."""
-    known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
+    known = [slots_of(model.optimizer) for model in _compiled(models)]
     return max((slots for slots in known if slots is not None), default=None)
 
 
 def _stage_sums_of(models: Sequence[Any]) -> int:
     """Returns how often the stages put numbers together before weights change, by the optimizers that are known."""
-    return max((_stage_sums(o) for m in models if (o := getattr(m, "optimizer", None)) is not None), default=0)
+    return max((_stage_sums(model.optimizer) for model in _compiled(models)), default=0)
 
 
 def _stage_sums(optimizer: Any) -> int:
@@ -128,15 +135,65 @@ def request_for(
         Outputs(local_outputs, composites_of(lowered.results)),
         Once(config.check_inputs, _stage_sums_of(traced.models), config.xla, sum_wait()),
     )
-    return request.changed(beyond=by_node(graph, _beyond_of(traced.models, samples)))
+    return request.changed(
+        beyond=by_node(graph, _beyond_of(traced.models, samples)),
+        held=_held_in_earlier_trainings(traced, samples) if decides else {},
+    )
+
+
+def setting_of(traced: TracedStep, samples: int) -> Setting:
+    """Returns what decides, besides the placement, what the ranks of a training hold.
+
+    Args:
+        traced: trace of the step.
+        samples: samples of the largest microbatch.
+    """
+    running = runtime.current()
+    topology = running.topology
+    optimizers = [model.optimizer for model in _compiled(traced.models)]
+    return Setting(
+        subject_of(traced.graph, samples),
+        this_hardware(topology.local_size),
+        settings_of(running.config, topology.replicas, optimizers),
+    )
+
+
+def _compiled(models: Sequence[Any]) -> list[Any]:
+    """Returns the models that have an optimizer."""
+    return [model for model in models if getattr(model, "optimizer", None) is not None]
+
+
+def _held_in_earlier_trainings(traced: TracedStep, samples: int) -> Mapping[str, tuple[HeldMemory, ...]]:
+    """Returns what ranks held in earlier trainings, by their placement. Only the rank that makes plans knows it."""
+    topology, kept = runtime.current().topology, EarlierTrainings()
+    if topology.rank != WRITER or topology.stages == 1 or not traced.graph.gradients or kept.is_empty:
+        return {}
+    found = kept.find(setting_of(traced, samples))
+    if kept.trouble:
+        announce(kept.trouble, topology.rank)
+    return found
 
 
 def expected_of(
-    graph: OpGraph, request: PlacementRequest, plan: Plan, cut: Split, counted: tuple[int, ...]
+    step: str, traced: TracedStep, request: PlacementRequest, plan: Plan, cut: Split, counted: tuple[int, ...]
 ) -> first_steps.Expected:
-    """Returns what is expected of a step: its time by the costs of its units, and what the allocator will count."""
+    """Returns what is expected of a step: its time by the costs of its units, and what the allocator will count.
+
+    Args:
+        step: name of the step.
+        traced: trace of the step.
+        request: the request for its plan.
+        plan: the plan.
+        cut: the step, cut by the plan.
+        counted: the bytes of each stage's forecast that the allocator of a processor counts; () on a GPU.
+    """
+    graph = traced.graph
     timeline = timeline_of(plan, *costs_of(graph, request, plan), cut, request)
-    return first_steps.Expected(timeline.step_time, bool(request.times.seconds), counted)
+    record, samples = None, request.course.samples
+    if folder_of_measurements() is not None:
+        record = TrainingRecord(FORMAT, step, setting_of(traced, samples), plan.placement_key)
+    batch = batch_bytes(graph, plan.microbatches, samples, 0 if has_device() else LARGE)
+    return first_steps.Expected(timeline.step_time, bool(request.times.seconds), counted, record, batch)
 
 
 def _schedule_for(graph: OpGraph, asked: str) -> str:

@@ -161,7 +161,7 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
     if step.decides:
         partition_file.keep(step.name, plan, graph)
         earlier_steps.remember(step.name, plan, graph, runtime.current().config)
-    expected = expected_of(graph, step.request, plan, cut, counted) if is_told else None
+    expected = expected_of(step.name, step.traced, step.request, plan, cut, counted) if is_told else None
     return AgreedPlan(plan, cut, number, expected)
 
 

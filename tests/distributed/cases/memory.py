@@ -17,15 +17,63 @@ from smp_tf.keras.optimizer_reports import slot_bytes_here
 from smp_tf.planning import first_steps
 from tests.distributed.cases.equality import make_model
 from tests.distributed.memory_models import MODELS
-from tests.distributed.models import forward_backward
+from tests.distributed.models import ZooModel, forward_backward
 
 # Steps before those that are measured: the first makes slots, the second is the first like all others.
 WARM_UP = 2
 # Which ops run at the same time differs from step to step, and so does what is there at most. It has to fit in each.
 MEASURED = 5
+# Of a training that keeps what it has held after the tenth.
+STEPS = 14
 DEVICE = "CPU:0"
 #: Where this is "1", TensorFlow takes an allocator on a CPU that counts small tensors, too, also without oneDNN.
 COUNTS_ALL = "TF_CPU_ALLOCATOR_USE_BFC"
+
+
+def training(entry: ZooModel, net: smp.DistributedModel) -> tuple[Any, Any]:
+    """Returns the step of a model, and a function that trains on a batch and returns the loss."""
+    optimizer = entry.optimizer()
+
+    @smp.step
+    def step(batch: Any) -> Any:
+        return forward_backward(entry, net, batch)
+
+    @tf.function
+    def train(*batch: tf.Tensor) -> tf.Tensor:
+        loss, gradients = step(batch)
+        sums = [g if g is None else g.accumulate() for g in gradients]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    return step, train
+
+
+def held_in_a_training(model: str) -> dict[str, Any]:
+    """Trains for some steps, as a script does that asks for no memory.
+
+    Args:
+        model: its name among the models whose memory is measured.
+
+    Returns:
+        What of the forecast of this rank is counted, what the forecast goes by, and what was in use at most.
+    """
+    entry = MODELS[model]
+    entry.prepare()
+    step, train = training(entry, make_model(entry))
+    gc.collect()
+    # Of another case in this process.
+    tf.config.experimental.reset_memory_stats(DEVICE)
+    before = tf.config.experimental.get_memory_info(DEVICE)["current"]
+    batch = [tf.raw_ops.DeepCopy(x=part) for part in entry.batch(0)]
+    for _ in range(STEPS):
+        float(train(*batch))
+    (program,) = step._programs.values()
+    counted = broadcast_json(program.expected and program.expected.counted, 0, name="what the allocator counts")
+    return {
+        "counted": counted[smp.mp_rank()],
+        "source": program.plan.forecast[smp.mp_rank()].source,
+        "peak": tf.config.experimental.get_memory_info(DEVICE)["peak"] - before,
+    }
 
 
 def forecast_and_measured(model: str, profiled: bool = False) -> dict[str, Any]:
@@ -42,19 +90,7 @@ def forecast_and_measured(model: str, profiled: bool = False) -> dict[str, Any]:
     entry = MODELS[model]
     entry.prepare()
     net = make_model(entry)
-    optimizer = entry.optimizer()
-
-    @smp.step
-    def step(batch: Any) -> Any:
-        return forward_backward(entry, net, batch)
-
-    @tf.function
-    def train(*batch: tf.Tensor) -> tf.Tensor:
-        loss, gradients = step(batch)
-        sums = [g if g is None else g.accumulate() for g in gradients]
-        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
-        return loss.reduce_mean()
-
+    step, train = training(entry, net)
     if profiled:
         part = runtime.current().config.microbatches
         given = [values[: len(values) // part] for values in entry.batch(0)[:-1]]

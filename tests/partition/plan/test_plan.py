@@ -11,8 +11,9 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.placement import Chain, Chunks
 from smp_tf.partition.place.solve_chain import solve_chain
+from smp_tf.partition.plan.held_memory import HeldMemory
 from smp_tf.partition.plan.plan import MAX_BYTES, Plan, SharedVariable, Terms, as_bytes, make_plan
-from smp_tf.partition.plan.report import layer_names, reasons, render
+from smp_tf.partition.plan.report import layer_names, reasons, remarks, render
 from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic, Use
 from smp_tf.partition.units.cost import estimate
 from smp_tf.partition.units.units import build_units
@@ -192,6 +193,32 @@ def test_a_plan_places_the_units_of_another_trace_by_name() -> None:
     assert plan.stages_of(build_units(chain_of_dense(3))) == (0, 0, 1, 1)
     with pytest.raises(PlacementError, match="does not say where 'net/dense_4' goes"):
         plan.stages_of(build_units(chain_of_dense(5)))
+
+
+def test_what_ranks_held_in_an_earlier_training_is_told_below_the_table() -> None:
+    held = (HeldMemory(812 * 2**20, 0, 0, 790 * 2**20), HeldMemory(3 * 2**30, 0, 0, 2**20, is_resident=True))
+    plan = small_plan(earlier=held)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert [line for line in remarks(plan) if line.startswith("memory: ")] == [
+        "memory: rank 0 held 812.0 MiB at most in an earlier training; forecast 790.0 MiB",
+        "memory: rank 1 held 3.0 GiB at most in an earlier training, graphs and code included; forecast 1.0 MiB",
+    ]
+    with pytest.raises(PlacementError, match=r"what it held earlier, or of none\. Received: 1 entries"):
+        Plan.from_json(small_plan(earlier=held[:1]).to_json())
+
+
+def test_plans_with_everything_in_the_same_places_have_the_same_key() -> None:
+    plan = small_plan()
+    assert small_plan(reasons=("because",), gap=0.5, forecast=()).placement_key == plan.placement_key
+    others = [
+        small_plan(units={**plan.units, "net/block_1/mlp": 0}),
+        small_plan(owners={"net/embedding/table": 1}),
+        small_plan(placement=(1, 0)),
+        small_plan(schedule="simple"),
+        small_plan(microbatches=2),
+        small_plan(recompute={"net/embedding": 0}),
+    ]
+    assert len({each.placement_key for each in (plan, *others)}) == 7
 
 
 def test_the_fullest_stage_is_named_with_the_unit_that_fills_it() -> None:

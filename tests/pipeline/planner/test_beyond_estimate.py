@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from smp_tf.partition.errors import MemoryLimitError
+from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.plan.held_memory import HeldMemory
 from smp_tf.partition.plan.stage_forecast import Source, StageForecast, Use
 from smp_tf.pipeline.planner.beyond_estimate import beyond_estimate, by_node
+from smp_tf.pipeline.planner.counted_memory import exact_and_counted
 from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.memory_forecast import with_exact_transfers
 from smp_tf.pipeline.planner.proposal import propose
@@ -59,6 +65,21 @@ def test_a_stage_goes_by_a_profile_where_all_its_units_were_measured() -> None:
     assert [row.source for row in forecasts(BeyondEstimate())] == [Source.ESTIMATE] * 2
     assert [row.source for row in forecasts(by_node(GRAPH, {"net/dense_0": (0, 0)}))] == ["by profile", "estimated"]
     assert [row.source for row in forecasts(by_node(GRAPH, dict.fromkeys(ESTIMATED, (0, 0))))] == ["by profile"] * 2
+
+
+def test_a_stage_that_ran_before_holds_what_it_held() -> None:
+    plan = propose(GRAPH, REQUEST, {})
+    held = (HeldMemory(90 * MIB, 0, 1000, 80 * MIB), HeldMemory(70 * MIB, 0, 2000, 60 * MIB))
+    asked = REQUEST.changed(held={"another": held[:1] * 2, plan.placement_key: held})
+    again = propose(GRAPH, asked, {})
+    assert (again.units, again.earlier) == (plan.units, held)
+    exact, counted = exact_and_counted(again, cut(GRAPH, again), asked)
+    assert [row.device_bytes for row in exact.forecast] == [90 * MIB + 1000, 70 * MIB + 2000]
+    assert [row.source for row in exact.forecast] == ["as measured"] * 2
+    assert counted == (90 * MIB, 70 * MIB)
+    # A limit is kept by what was held.
+    with pytest.raises(MemoryLimitError, match=r"90\.0 MiB"):
+        propose(GRAPH, asked.changed(ranks=Ranks.alike(2, 85 * MIB)), {})
 
 
 def test_the_loss_of_a_step_is_none_of_what_was_measured() -> None:

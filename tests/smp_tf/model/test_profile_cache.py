@@ -28,8 +28,8 @@ TEXT = """{
  "format": 6,
  "model": "net",
  "subject": {
-  "fingerprint": "%s",
-  "form": "%s",
+  "fingerprint": "FINGERPRINT",
+  "form": "FORM",
   "samples": 4
  },
  "hardware": {
@@ -72,7 +72,7 @@ TEXT = """{
   },
   "counted_from": 256
  }
-}""" % ("f" * 64, "a" * 64)  # noqa: UP031
+}""".replace("FINGERPRINT", "f" * 64).replace("FORM", "a" * 64)
 
 
 def found(cache: ProfileCache, **other: object) -> Profile | None:
