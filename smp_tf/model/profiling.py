@@ -57,6 +57,7 @@ from smp_tf.steps.options import StepOptions
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import StepTrace
 from smp_tf.variables.models import SplitModel
+from smp_tf.variables.store import storage_of
 
 
 def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -74,10 +75,15 @@ def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) 
     running = runtime.current()
     if not tf.executing_eagerly():
         raise StepError(f"Model {model.name!r} cannot be profiled inside a tf.function. Call profile before it.")
-    if any(model._smp_store.is_placed(variable) for variable in model._smp_store):
+    placed = [variable for variable in model._smp_store if model._smp_store.is_placed(variable)]
+    if any(not storage_of(variable).is_early for variable in placed):
         raise StepError(
-            f"Model {model.name!r} has run a step already, by whose plan it stays, or its weights were saved or asked "
-            f"for. Call profile before."
+            f"Model {model.name!r} has run a step already, by whose plan it stays. Call profile before the first step."
+        )
+    if placed:
+        raise StepError(
+            f"The weights of model {model.name!r} were saved or asked for, so they have values on their ranks. Call "
+            f"profile before that."
         )
     if running.topology.stages == 1:
         announce("There is one partition, so nothing to plan: profile measures nothing.", running.topology.rank)
