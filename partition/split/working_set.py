@@ -35,6 +35,7 @@ from smp_tf.partition.graph.op_kinds import (
     LOOP_OPS,
     NO_MEMORY_OPS,
 )
+from smp_tf.partition.op_cost.folded_constants import folded_nodes, kept_constants
 from smp_tf.partition.op_cost.function_cost import ASSUMED_TRIPS
 from smp_tf.partition.op_cost.function_graph import function_graph
 from smp_tf.partition.op_cost.loop_turns import turns_at_once
@@ -67,8 +68,24 @@ class Most(NamedTuple):
     bytes: int
     large: int
 
+    def plus(self, other: Most) -> Most:
+        """Returns the bytes of both together."""
+        return Most(self.bytes + other.bytes, self.large + other.large)
 
-def working_set(
+
+class SegmentMemory(NamedTuple):
+    """The bytes that a segment takes for itself.
+
+    Attributes:
+        working: the most that its tensors take at once while it runs.
+        constants: what is computed once, and stays.
+    """
+
+    working: Most
+    constants: Most
+
+
+def segment_memory(
     graph: OpGraph,
     segment: Segment,
     seconds: Sequence[float],
@@ -76,8 +93,8 @@ def working_set(
     unknown: int = 1,
     least: int = 0,
     beyond: Mapping[int, int] | None = None,
-) -> Most:
-    """Returns the most bytes that a segment's own tensors take at once.
+) -> SegmentMemory:
+    """Returns the bytes that a segment takes, without those of its inputs and of variables.
 
     Args:
         graph: the op graph.
@@ -87,9 +104,6 @@ def working_set(
         unknown: length assumed for dimensions that are known only when the step runs.
         least: bytes from which on a tensor is large.
         beyond: how many more bytes are taken while a node runs than is counted, below 0 for fewer, by node.
-
-    Returns:
-        Bytes, without those of the segment's inputs and of variables.
     """
     waits = dict(segment.after)
     repeated = repeated_ops(graph, segment.nodes, waits)
@@ -102,7 +116,7 @@ def working_set(
     more = {repeated.get(number, number): count for number, count in (beyond or {}).items()}
     run = _Run(graph, nodes, seconds, kept, _Counting(unknown, least), 0, more)
     run.to_end(after)
-    return Most(run.most, run.most_large)
+    return SegmentMemory(Most(run.most, run.most_large), run.constants)
 
 
 def _after(graph: OpGraph, nodes: Sequence[int], besides: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
@@ -208,9 +222,16 @@ class _Run:
         counting: _Counting,
         depth: int,
         beyond: Mapping[int, int],
+        constant: Collection[int] = (),
     ) -> None:
         self._graph, self._nodes, self._seconds, self._beyond = graph, nodes, seconds, beyond
         self._counting, self._depth = counting, depth
+        folded = folded_nodes(graph, nodes, constant)
+        self._constant = folded.union(constant)
+        #: The bytes of what is computed once, in functions as well.
+        self.constants = Most(0, 0)
+        for tensor in kept_constants(graph, nodes, folded, kept):
+            self.constants = self.constants.plus(counting.of(graph.type_of(tensor)))
         self._root = memory_roots(graph, nodes)
         self._size: dict[Tensor, Most] = {}
         self._readers = Counter(self._memory(tensor) for n in nodes for tensor in graph.nodes[n].inputs)
@@ -236,7 +257,7 @@ class _Run:
             if ready and len(running) < _AT_ONCE:
                 done = ready.popleft()
                 own = self._begin(done)
-                if self._graph.nodes[done].op not in FREE_OPS:
+                if done not in self._constant and self._graph.nodes[done].op not in FREE_OPS:
                     begun += 1
                     heapq.heappush(running, (now + self._seconds[done], begun, done, own))
                     continue
@@ -252,7 +273,10 @@ class _Run:
         """Adds the bytes that a node makes and those that it takes for itself, and returns the latter."""
         node, counting = self._graph.nodes[number], self._counting
         if node.op in FUNCTION_OPS:
-            own = _in_functions(self._graph, node, counting, self._depth)
+            own, constants = _in_functions(self._graph, node, self._constant, counting, self._depth)
+            self.constants = self.constants.plus(constants)
+        elif number in self._constant:
+            own = Most(0, 0)
         else:
             taken = workspace(self._graph, node, counting.unknown)
             own = Most(taken, taken if taken >= counting.least else 0)
@@ -291,15 +315,19 @@ class _Run:
     def _made(self, number: int) -> list[Tensor]:
         """Returns the outputs of a node that have memory of their own."""
         node = self._graph.nodes[number]
-        outputs = () if node.op in NO_MEMORY_OPS else range(len(node.outputs))
+        outputs = () if node.op in NO_MEMORY_OPS or number in self._constant else range(len(node.outputs))
         return [tensor for index in outputs if (tensor := Tensor(number, index)) not in self._root]
 
 
-def _in_functions(graph: OpGraph, node: Node, counting: _Counting, depth: int) -> Most:
-    """Returns the most bytes that the functions of a node have at once, besides their results."""
+def _in_functions(
+    graph: OpGraph, node: Node, constant: Collection[int], counting: _Counting, depth: int
+) -> SegmentMemory:
+    """Returns the most bytes that the functions of a node have, besides their results. Some nodes are constants."""
     if not node.definition or depth > MAX_DEPTH:
-        return Most(0, 0)
+        return SegmentMemory(Most(0, 0), Most(0, 0))
     given = tuple(_given(graph, tensor) for tensor in node.inputs)
+    # TensorFlow prepares a called function for the constants that it is given. What a loop is given changes.
+    handed_in = tuple(n for n, t in enumerate(node.inputs) if t.node in constant) if node.op in CALL_OPS else ()
     if node.op in LOOP_OPS:
         # The arguments of a turn may have other shapes than those of the loop.
         pairs = zip(given, node.outputs, strict=True)
@@ -311,8 +339,10 @@ def _in_functions(graph: OpGraph, node: Node, counting: _Counting, depth: int) -
     trips = max((kind.entries for kind in (*given, *node.outputs)), default=0) or ASSUMED_TRIPS
     called = [name for name in bodies(attributes(node)) if name in known]
     ahead = min(_AHEAD, turns_at_once(node) - 1, trips - 1) if node.op in LOOP_OPS else 0
-    found = [_in_function(graph.library, name, given, node.outputs, trips, ahead, counting, depth) for name in called]
-    return Most(*(max(counts) for counts in zip(Most(0, 0), *found, strict=True)))
+    call = _Function(trips, ahead, handed_in)
+    found = [_in_function(graph.library, name, given, node.outputs, call, counting, depth) for name in called]
+    nothing = SegmentMemory(Most(0, 0), Most(0, 0))
+    return SegmentMemory(*(Most(*map(max, zip(*counts, strict=True))) for counts in zip(nothing, *found, strict=True)))
 
 
 def _given(graph: OpGraph, tensor: Tensor) -> TensorType:
@@ -323,26 +353,43 @@ def _given(graph: OpGraph, tensor: Tensor) -> TensorType:
     return kind
 
 
+class _Function(NamedTuple):
+    """How a node calls its functions.
+
+    Attributes:
+        trips: how often a loop runs where its body does not say it.
+        ahead: how many turns of a loop are ahead of the loop's sums.
+        constant: which arguments are constants.
+    """
+
+    trips: int
+    ahead: int
+    constant: tuple[int, ...]
+
+
 @graph_cache(1024)
 def _in_function(
     library: bytes,
     name: str,
     given: tuple[TensorType, ...],
     results: tuple[TensorType, ...],
-    trips: int,
-    ahead: int,
+    call: _Function,
     counting: _Counting,
     depth: int,
-) -> Most:
-    """Returns the most bytes that a function has at once besides its results, with `ahead` turns of a loop."""
-    body = function_graph(library, name, given, results, trips)
+) -> SegmentMemory:
+    """Returns the most bytes that a function has at once besides its results, and those of its constants."""
+    body = function_graph(library, name, given, results, call.trips)
     repeated = repeated_ops(body, range(len(given), len(body.nodes)))
     body = without_repeated_ops(body, repeated)
     nodes = [number for number in range(len(given), len(body.nodes)) if number not in repeated]
-    run = _Run(body, nodes, node_seconds(body, unknown=counting.unknown), set(body.outputs), counting, depth + 1, {})
+    seconds, kept = node_seconds(body, unknown=counting.unknown), set(body.outputs)
+    run = _Run(body, nodes, seconds, kept, counting, depth + 1, {}, call.constant)
     run.to_end(_after(body, nodes, {}))
-    added = _added_up(body, len(given), counting)
-    return Most(run.most - run.in_use + ahead * added.bytes, run.most_large - run.in_use_large + ahead * added.large)
+    added, ahead = _added_up(body, len(given), counting), call.ahead
+    return SegmentMemory(
+        Most(run.most - run.in_use + ahead * added.bytes, run.most_large - run.in_use_large + ahead * added.large),
+        run.constants,
+    )
 
 
 def _added_up(body: OpGraph, given: int, counting: _Counting) -> Most:

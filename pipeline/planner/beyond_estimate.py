@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smp_tf.partition.graph.op_graph import OpGraph
-from smp_tf.partition.split.working_set import working_set
+from smp_tf.partition.split.working_set import segment_memory
 from smp_tf.partition.units.cost import node_seconds
 from smp_tf.partition.units.units import build_units
 from smp_tf.pipeline.planner.cut import cut_into_units
@@ -35,7 +35,7 @@ def beyond_estimate(graph: OpGraph, peaks: UnitPeaks, samples: int) -> dict[str,
     summed = [tensor for output in done.outputs if output.is_summed for tensor in output.summands or (output.tensor,)]
     estimates: dict[tuple[int, bool], int] = {}
     for visit, segment in done.segments.items():
-        most = working_set(done.graph, segment, seconds, summed, samples, peaks.counted_from).large
+        most = segment_memory(done.graph, segment, seconds, summed, samples, peaks.counted_from).working.large
         key = visit.chunk, visit.sweep > 0
         estimates[key] = max(most, estimates.get(key, 0))
     return {

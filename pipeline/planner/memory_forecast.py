@@ -1,7 +1,7 @@
 """Forecasts what each stage of a cut step needs: the stash, messages and working sets of the real cut.
 
 weights, gradients, slots │ from step to step
-batch                     │ all of it, over the whole step
+batch, constants          │ all of them, over the whole step
 stash, messages, working  │ come and go: at their fullest, see `pipeline/programs/step_memory.py`
 of the optimizer          │ when the stash is gone: averages, and what it makes of few weights at a time
 """
@@ -182,7 +182,7 @@ def _exact(
             {
                 Use.STASH: held.stash,
                 Use.TRANSPORT: held.transport,
-                Use.WORK: working + rounding_bytes(held.stash + held.transport + working),
+                Use.WORK: working + held.constants + rounding_bytes(held.stash + held.transport + working),
             }
         ),
         traffic=Traffic(

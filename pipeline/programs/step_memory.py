@@ -23,7 +23,7 @@ from smp_tf.partition.graph.op_graph import SOURCES, Tensor
 from smp_tf.partition.graph.op_kinds import NO_MEMORY_OPS
 from smp_tf.partition.split.memory_roots import roots_of_segments
 from smp_tf.partition.split.split import Split, Visit
-from smp_tf.partition.split.working_set import working_set
+from smp_tf.partition.split.working_set import segment_memory
 from smp_tf.partition.units.cost import node_seconds
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.kinds import KINDS, Holds
@@ -40,15 +40,17 @@ class StepMemory:
         stash: what forward keeps for backward, for all microbatches under way.
         transport: what was received but not yet read, and what is not yet sent.
         working: what lives within the running task, and results that are kept to the end.
+        constants: what is computed once and stays. It is not among `total`.
     """
 
     stash: int
     transport: int
     working: int
+    constants: int = 0
 
     @property
     def total(self) -> int:
-        """Returns all bytes."""
+        """Returns all bytes that come and go."""
         return self.stash + self.transport + self.working
 
 
@@ -108,7 +110,7 @@ def memory_over_step(
 
     Returns:
         For each stage, when a task begins or ends, and what is held from then on. Within a task, all counts that exists
-        at any time of it. Weights, slots, the stage's own sums of gradients and the batch are not counted.
+        at any time of it. Weights, slots, the stage's own sums of gradients, the batch and constants are not counted.
     """
     read = _first_reads(split, timeline.spans)
     stages = _stages(split, len(timeline.spans), samples, beyond=beyond)
@@ -211,10 +213,12 @@ class _Stage:
         self._results = {self._memory_of(o.tensor) for o in split.outputs if not o.is_summed}
         summed = [t for o in split.outputs if o.is_summed for t in o.summands or (o.tensor,)]
         self._summed = frozenset(summed)
-        self._working = {
-            when: working_set(split.graph, segment, seconds, summed, samples, least, beyond)
+        found = {
+            when: segment_memory(split.graph, segment, seconds, summed, samples, least, beyond)
             for when, segment in self._segments.items()
         }
+        self._working = {when: memory.working for when, memory in found.items()}
+        self._constants = [memory.constants for memory in found.values()]
 
     def fullest(self, spans: Sequence[Span], lives: Sequence[_Lived], *, large: bool = False) -> StepMemory:
         """Returns what exists in the task in which most exists.
@@ -225,12 +229,13 @@ class _Stage:
             large: whether large tensors count alone.
         """
         moments = [held for _, held in self.moments(spans, lives, large=large)]
+        constants = sum(each.large if large else each.bytes for each in self._constants)
         if not moments:
-            return StepMemory(0, 0, 0)
+            return StepMemory(0, 0, 0, constants)
         most = max(moments, key=lambda moment: moment.total)
         # The stash of all microbatches under way is counted as such, even where it is not complete at that moment.
         stash = max(moment.stash for moment in moments)
-        return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport))
+        return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport), constants)
 
     def moments(
         self, all_spans: Sequence[Span], lives: Sequence[_Lived], *, large: bool = False

@@ -43,8 +43,8 @@ def shared() -> LaunchedCase:
 
 
 MODELS = ("gpt", "conv", "mlp", "deep", "lstm", "resnet50")
-#: Of these, forecasts were half of what was there.
-FAMILIES = ("recommender", "unet3d", "convnext", "regnet")
+#: Of these, forecasts were half of what was there, or half too high.
+FAMILIES = ("recommender", "unet3d", "bilstm", "nasnet", "convnext", "regnet")
 #: With nothing beside: which ops run at the same time depends on what else the machine does.
 ALONE = (pytest.mark.full, pytest.mark.alone)
 
@@ -54,8 +54,6 @@ def cases() -> Iterator[Any]:
         yield pytest.param(case(model, pipeline, **again), 0.1, id="-".join([model, pipeline, *again]), marks=ALONE)
     for model in FAMILIES:
         yield pytest.param(case(model, "interleaved"), 0.1, id=model, marks=ALONE)
-    # The allocator gives some of its slots pieces that are nearly twice as large, and so takes 28 MiB for 16.
-    yield pytest.param(case("bilstm", "interleaved"), 0.3, id="bilstm", marks=ALONE)
     # In every run, and whatever runs beside it, the rough size.
     yield pytest.param(case("mlp", "simple", microbatches=2), 0.25, id="mlp")
     yield pytest.param(shared(), 0.2, id="shared", marks=ALONE)

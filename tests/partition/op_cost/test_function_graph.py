@@ -11,7 +11,7 @@ import tensorflow as tf
 from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, OpGraph, TensorType
 from smp_tf.partition.op_cost.function_graph import function_graph
 from smp_tf.partition.split.split import Segment, Visit
-from smp_tf.partition.split.working_set import working_set
+from smp_tf.partition.split.working_set import segment_memory
 from smp_tf.partition.units.cost import node_seconds
 from tests.partition.traced_step import step_graph
 
@@ -118,5 +118,5 @@ def test_bodies_of_every_kind_are_looked_into(function: Callable[[tf.Tensor], tf
     graph = step_graph(function, tf.TensorSpec([rows, WIDTH]))
     numbers = tuple(n for n, node in enumerate(graph.nodes) if node.op not in SOURCES)
     cut = Segment(Visit(0, 0), numbers, (), (), (), graph.outputs)
-    most = working_set(graph, cut, node_seconds(graph), (), SAMPLES).bytes
+    most = segment_memory(graph, cut, node_seconds(graph), (), SAMPLES).working.bytes
     assert SAMPLES * WIDTH * 4 <= most < 100 * SAMPLES * WIDTH * 4

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from smp_tf.partition.graph.op_graph import SOURCES, OpGraph, Tensor
 from smp_tf.partition.split.split import Segment, Visit
-from smp_tf.partition.split.working_set import working_set
+from smp_tf.partition.split.working_set import segment_memory
 from smp_tf.partition.units.cost import node_seconds
 from tests.partition.op_graph_builder import GraphBuilder
 from tests.partition.traced_step import step_graph
@@ -23,7 +23,7 @@ def segment(graph: OpGraph, *nodes: Tensor, outputs: tuple[Tensor, ...], inputs:
 
 
 def most(graph: OpGraph, cut: Segment, summed: Iterable[Tensor] = (), samples: int = 1) -> int:
-    return working_set(graph, cut, node_seconds(graph, unknown=samples), summed, samples).bytes
+    return segment_memory(graph, cut, node_seconds(graph, unknown=samples), summed, samples).working.bytes
 
 
 def test_a_tensor_is_there_until_its_last_reader_has_run() -> None:
@@ -97,11 +97,32 @@ def test_a_node_that_was_seen_to_need_more_or_less_counts_as_it_was_seen() -> No
     last = b.add("Exp", second, shape=(KIB,))
     graph = b.graph(last)
     cut, seconds = segment(graph, first, second, last, outputs=(last,)), node_seconds(graph)
-    assert working_set(graph, cut, seconds) == (3 * 1024, 3 * 1024)
-    assert working_set(graph, cut, seconds, beyond={first.node: 2000}) == (2048 + 2000, 2048 + 2000)
-    assert working_set(graph, cut, seconds, least=2000, beyond={first.node: 2000}) == (2048 + 2000, 2048 + 2000)
+    assert segment_memory(graph, cut, seconds).working == (3 * 1024, 3 * 1024)
+    assert segment_memory(graph, cut, seconds, beyond={first.node: 2000}).working == (2048 + 2000, 2048 + 2000)
+    assert segment_memory(graph, cut, seconds, least=2000, beyond={first.node: 2000}).working == (
+        2048 + 2000,
+        2048 + 2000,
+    )
     # Then the last op is the fullest, which takes over the memory of the second.
-    assert working_set(graph, cut, seconds, beyond={first.node: -2048, second.node: -2500}) == (1024, 1024)
+    assert segment_memory(graph, cut, seconds, beyond={first.node: -2048, second.node: -2500}).working == (1024, 1024)
+
+
+def test_what_is_computed_once_is_not_among_what_comes_and_goes() -> None:
+    """Bug: the zeros that gradients of recurrent layers begin with were not counted, a fifth of what a rank held."""
+
+    def zeros_within(x: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
+        # The function is prepared for the constant that it is given.
+        return tf.concat([x, tf.reverse(given, [0]), tf.zeros([2 * KIB])], 0)
+
+    inner = tf.function(zeros_within, experimental_implements="test.zeros")
+    graph = step_graph(lambda x: inner(x, tf.zeros([KIB])), tf.TensorSpec([KIB]))
+    numbers = tuple(n for n, node in enumerate(graph.nodes) if node.op not in SOURCES)
+    found = segment_memory(
+        graph, Segment(Visit(0, 0), numbers, (), (), (), graph.outputs), node_seconds(graph), least=2048
+    )
+    # The zeros that are handed in, their reverse, the zeros within, and an axis.
+    assert found.constants == ((1 + 1 + 2) * 1024 + 4, 2048)
+    assert found.working.bytes == 4 * 1024
 
 
 def test_what_is_computed_twice_is_there_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.split.split import Split
-from smp_tf.partition.split.working_set import Most
+from smp_tf.partition.split.working_set import Most, SegmentMemory
 from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.proposal import propose
 from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
@@ -51,8 +51,8 @@ def test_nothing_is_computed_while_a_tensor_is_sent_or_received(monkeypatch: pyt
     """Transfers were counted as forward passes: under the stash of all microbatches, one more of them."""
     monkeypatch.setattr(
         importlib.import_module("smp_tf.pipeline.programs.step_memory"),
-        "working_set",
-        lambda graph, segment, *rest: Most(10_000 if segment.sweep == 0 else 0, 0),
+        "segment_memory",
+        lambda graph, segment, *rest: SegmentMemory(Most(10_000 if segment.sweep == 0 else 0, 0), Most(0, 0)),
     )
     # The last forward pass has the stash of those before it beside it.
     assert held("simple", 4)[0] == StepMemory(1024, 8, 768 - 1024 + 10_000)
