@@ -60,6 +60,15 @@ class NodeCost:
 
 
 FREE = NodeCost(0.0, 0.0, 0.0)
+#: The ops that a table knows.
+_KNOWN = frozenset({"AddN"}).union(
+    *(FREE_OPS, MATRIX_OPS, MOVING_OPS, PER_OUTPUT, PER_INPUT, POOLING_OPS, POOLING_GRADIENTS, FACTORISATIONS)
+)
+
+
+def is_known(op: str) -> bool:
+    """Returns whether a table knows an op type that calls no function."""
+    return op in _KNOWN
 
 
 def op_cost(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorType], unknown: int = 1) -> NodeCost:

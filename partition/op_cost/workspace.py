@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from smp_tf.partition.graph.node_def import attributes
 from smp_tf.partition.graph.op_graph import Node, OpGraph, TensorType
+from smp_tf.partition.op_cost.node_cost import is_known
 
 #: Bytes of an index, such as that of the largest element of a window.
 _PLACE_BYTES = 8
@@ -28,12 +29,15 @@ _CACHE_BYTES = 32 * 2**20
 def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
     """Returns the bytes that an op takes besides its inputs and outputs.
 
+    An op type that no table knows may take as much as all its inputs and outputs, such as copies of them in another
+    order.
+
     Args:
         graph: the op graph.
         node: the op.
         unknown: length assumed for dimensions that are known only when the step runs.
     """
-    if node.op not in _WITH_WORKSPACE:
+    if node.op not in _WITH_WORKSPACE and is_known(node.op):
         return 0
     inputs = [graph.type_of(t) for t in node.inputs]
     if node.op == "MaxPoolGrad":
@@ -45,7 +49,7 @@ def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
         return _patches(node, inputs, unknown)
     if node.op == "Einsum":
         return _einsum(attributes(node)["equation"].s.decode() if node.definition else "", inputs, node, unknown)
-    return 0
+    return 0 if is_known(node.op) else sum(kind.nbytes(unknown) for kind in (*inputs, *node.outputs))
 
 
 def _grouped(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from smp_tf.partition.place.trade import Offer, Trade
 from smp_tf.partition.plan.plan import Plan, as_bytes, as_seconds
-from smp_tf.partition.plan.stage_forecast import StageForecast
+from smp_tf.partition.plan.stage_forecast import Source, StageForecast
 from smp_tf.partition.units.units import AFTER_MODEL
 
 #: A gap that rounds to 0.0 % counts as none.
@@ -193,6 +193,10 @@ def remarks(plan: Plan) -> list[str]:
     lines.extend(f"memory: {line}" for line in held_earlier(plan))
     if plan.defaulted:
         lines.append("cost guessed for: " + ", ".join(plan.defaulted))
+    # Of others, a number of turns is guessed.
+    ops = [name for name in plan.defaulted if " (" not in name]
+    if ops and any(row.source == Source.ESTIMATE for row in plan.forecast):
+        lines.append(f"workspace not known of: {', '.join(ops)}; it counts as much as all that they read and give")
     return lines
 
 

@@ -36,6 +36,15 @@ def test_an_einsum_copies_what_does_not_lie_as_a_product(
     assert workspace(graph, graph.nodes[made.node]) == copied
 
 
+def test_an_op_that_no_table_knows_may_take_as_much_as_it_reads_and_gives() -> None:
+    b = GraphBuilder()
+    x, y = b.argument((2, 8)), b.argument((None, 4))
+    made = b.add("Frobnicate", x, y, shape=(16,))
+    graph = b.graph(made)
+    assert workspace(graph, graph.nodes[made.node], unknown=3) == 4 * (16 + 12 + 16)
+    assert workspace(graph, graph.nodes[x.node]) == 0
+
+
 def test_the_gradient_of_a_maximum_finds_the_maxima_again() -> None:
     b = GraphBuilder()
     x, y = b.argument((2, 8, 8, 4)), b.argument((2, 4, 4, 4))

@@ -255,6 +255,7 @@ def test_the_report() -> None:
         "shared: once per step a copy is sent the value, and its gradient is sent back",
         "why: stage 0 stores the most, 2.6 KiB",
         "cost guessed for: Frobnicate",
+        "workspace not known of: Frobnicate; it counts as much as all that they read and give",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from smp_tf.partition.place.trade import Offer, Trade
 from smp_tf.partition.plan.plan import Plan, SharedVariable
 from smp_tf.partition.plan.report import layer_names, remarks, render
-from smp_tf.partition.plan.stage_forecast import Memory, StageForecast, Traffic, Use
+from smp_tf.partition.plan.stage_forecast import Memory, Source, StageForecast, Traffic, Use
 
 
 def row(**values: Any) -> StageForecast:
@@ -132,7 +132,7 @@ def test_shared_weights_reasons_and_guesses_are_said_below() -> None:
                 SharedVariable("net/scale", 1, (), 4),
             ),
             reasons=("because", "and [so] on"),
-            defaulted=("One", "Two"),
+            defaulted=("One", "Two", "While (taken to run 16 times)"),
         ),
         width=200,
     )
@@ -148,8 +148,16 @@ def test_shared_weights_reasons_and_guesses_are_said_below() -> None:
         "why: stage 0 stores the most, 0 B",
         "why: because",
         "why: and [so] on",  # brackets are no markup
-        "cost guessed for: One, Two",
+        "cost guessed for: One, Two, While (taken to run 16 times)",
+        "workspace not known of: One, Two; it counts as much as all that they read and give",
     ]
+
+
+def test_of_layers_that_were_measured_no_workspace_is_guessed() -> None:
+    measured = [dataclasses.replace(row(), source=source) for source in (Source.PROFILE, Source.TRAINING)]
+    assert "cost guessed for: One" in remarks(plan_of(*measured, defaulted=("One",)))
+    assert not any("workspace" in line for line in remarks(plan_of(*measured, defaulted=("One",))))
+    assert any("workspace" in line for line in remarks(plan_of(*measured, row(), defaulted=("One",))))
 
 
 def trade(**changes: Any) -> Trade:
