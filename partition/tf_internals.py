@@ -26,6 +26,7 @@ from tensorflow.python.eager.polymorphic_function import attributes as attribute
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_def_registry
 from tensorflow.python.ops import gradients_util, handle_data_util, resource_variable_ops
+from tensorflow.python.util import _pywrap_util_port
 
 
 @contextlib.contextmanager
@@ -342,3 +343,8 @@ def why_xla_cannot(function: Any, specs: Sequence[tf.TensorSpec], unknown: int) 
         said = str(error)
         return " ".join(said.partition(" on XLA_")[2].partition(": ")[2].partition("{{")[0].split()) or said
     return None
+
+
+def has_onednn() -> bool:
+    """Returns whether TensorFlow computes with oneDNN on a processor: where it can, unless it is switched off."""
+    return bool(_pywrap_util_port.IsMklEnabled())

@@ -17,7 +17,7 @@ from smp_tf.partition.op_cost.node_cost import is_known
 
 #: Bytes of an index, such as that of the largest element of a window.
 _PLACE_BYTES = 8
-#: Types whose convolutions oneDNN computes without copies.
+#: Types whose convolutions oneDNN computes without copies, where it is switched on.
 _ONEDNN_DTYPES = frozenset({"float32", "bfloat16", "half"})
 _CONVOLUTION_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv2DBackpropInput"})
 _KERNEL_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
@@ -45,11 +45,18 @@ def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
         return inputs[1].nbytes(unknown) + _PLACE_BYTES * inputs[1].elements(unknown)
     if node.op in _KERNEL_GRADIENTS and (own := _grouped(node, inputs, unknown)):
         return own
-    if node.op in _CONVOLUTION_GRADIENTS and inputs[2].dtype not in _ONEDNN_DTYPES:
+    if node.op in _CONVOLUTION_GRADIENTS and not (inputs[2].dtype in _ONEDNN_DTYPES and _has_onednn()):
         return _patches(node, inputs, unknown)
     if node.op == "Einsum":
         return _einsum(attributes(node)["equation"].s.decode() if node.definition else "", inputs, node, unknown)
     return 0 if is_known(node.op) else sum(kind.nbytes(unknown) for kind in (*inputs, *node.outputs))
+
+
+def _has_onednn() -> bool:
+    """Returns whether TensorFlow computes with oneDNN, which TF_ENABLE_ONEDNN_OPTS=0 switches off."""
+    from smp_tf.partition import tf_internals
+
+    return tf_internals.has_onednn()
 
 
 def _grouped(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:

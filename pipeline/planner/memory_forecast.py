@@ -140,7 +140,9 @@ def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: 
         made = _TENSORS_OF_UPDATE * most_at_once(dense + sparse)
     else:
         made = min(sum(dense), _TENSORS_OF_UPDATE * most_at_once(dense))
-    return made + rows + _COPIES_OF_SLOTS * max(sparse, default=0) + comes
+    # A copy lies in whatever piece is free, which may be nearly twice as large, and stays there.
+    wider = most_at_once(sparse)
+    return made + rows + _COPIES_OF_SLOTS * max(sparse, default=0) + wider + comes
 
 
 def _updated(stage: int, done: Split) -> tuple[list[int], list[int]]:

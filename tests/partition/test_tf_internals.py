@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -418,3 +419,11 @@ def test_the_outputs_of_an_op_type_are_known_in_order() -> None:
     assert [output.name for output in tf_internals.op_definition("TopKV2").output_arg] == ["values", "indices"]
     with pytest.raises(KeyError, match="NoSuchOp"):
         tf_internals.op_definition("NoSuchOp")
+
+
+@pytest.mark.parametrize(("switch", "found"), [("0", "False"), pytest.param("1", "True", marks=pytest.mark.full)])
+def test_it_is_known_whether_onednn_computes(switch: str, found: str) -> None:
+    script = "from smp_tf.partition import tf_internals; print(tf_internals.has_onednn())"
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": switch}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == found

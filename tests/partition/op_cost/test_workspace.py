@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from smp_tf.partition import tf_internals
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.op_cost.workspace import workspace
 from tests.partition.op_graph_builder import GraphBuilder
@@ -54,9 +55,18 @@ def test_the_gradient_of_a_maximum_finds_the_maxima_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "images"), [("float32", {"Filter": 0, "Input": 0}), ("float64", {"Filter": 3, "Input": 1})]
+    ("dtype", "has_onednn", "images"),
+    [
+        ("float32", True, {"Filter": 0, "Input": 0}),
+        ("float32", False, {"Filter": 6, "Input": 1}),
+        ("float64", True, {"Filter": 3, "Input": 1}),
+        ("float64", False, {"Filter": 3, "Input": 1}),
+    ],
 )
-def test_a_convolution_that_onednn_has_not_writes_patches(dtype: str, images: dict[str, int]) -> None:
+def test_a_convolution_that_onednn_does_not_compute_writes_patches(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, has_onednn: bool, images: dict[str, int]
+) -> None:
+    monkeypatch.setattr(tf_internals, "has_onednn", lambda: has_onednn)
     b = GraphBuilder()
     x, kernel = b.argument((32, 64, 64, 32), dtype), b.argument((3, 3, 32, 64), dtype)
     dy, sizes = b.argument((32, 64, 64, 64), dtype), b.argument((4,), "int32")
@@ -66,7 +76,7 @@ def test_a_convolution_that_onednn_has_not_writes_patches(dtype: str, images: di
     }
     graph = b.graph(*of.values())
     # Those of an image: 9 numbers per position and channel.
-    one = 64 * 64 * 9 * 32 * 8
+    one = 64 * 64 * 9 * 32 * (8 if dtype == "float64" else 4)
     assert {name: workspace(graph, graph.nodes[t.node]) // one for name, t in of.items()} == images
 
 

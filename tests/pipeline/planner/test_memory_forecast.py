@@ -70,7 +70,7 @@ def test_with_replicas_all_weights_may_be_under_way() -> None:
     assert two - one == pytest.approx(2 * (1 + 1 / 14) * 2**18, abs=2)
 
 
-@pytest.mark.parametrize(("slots", "tables"), [(2.0, 4), (0.0, 0)])
+@pytest.mark.parametrize(("slots", "tables"), [(2.0, 5), (0.0, 0)])
 def test_slots_of_a_table_with_sparse_gradients_are_copied_whole(slots: float, tables: int) -> None:
     """Bug: a table whose gradient has few rows was taken to need no more than these rows while it is updated."""
     b = GraphBuilder()
