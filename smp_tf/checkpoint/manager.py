@@ -3,8 +3,9 @@
 save       all ranks come, say what they have ──▶ owners write parts ──▶ all are done ──▶ rank 0 commits, then rotates
 restore    all ranks agree on the checkpoint  ──▶ each reads what it stores; the rest waits for its objects
 
-`writing.py` is one save. `files.py` says what is written where, `manifest.py` how that is noted, `survey.py` under
-which keys, `rotation.py` what stays, and `restore.py` how it is restored.
+`writing.py` is one save, and `background.py` one that goes on while the training does. `files.py` says what is written
+where, `manifest.py` how that is noted, `survey.py` under which keys, `rotation.py` what stays, and `restore.py` how it
+is restored.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.announce import announce, tell
+from smp_tf.checkpoint import background, folder_lock, pending
 from smp_tf.checkpoint import files as checkpoint_files
-from smp_tf.checkpoint import folder_lock, pending
 from smp_tf.checkpoint.manifest import Manifest
 from smp_tf.checkpoint.newest_whole import newest_whole
 from smp_tf.checkpoint.restore import Restore
@@ -55,6 +56,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         checkpoint_interval: the fewest steps between two checkpoints. Before that, `save` does nothing.
         init_fn: a function that `restore_or_initialize` calls where there is no checkpoint.
         last_checkpoint_step: the step of the last checkpoint, for `checkpoint_interval`.
+        asynchronous: whether the training goes on while a checkpoint is written. `save` copies what this rank writes,
+            which takes as much of the host's memory, and returns. A thread writes it. The next save or restore of the
+            job, `wait` and `smp.shutdown` wait for its end, and raise its error.
 
     Raises:
         TypeError: `checkpoint` is not a `tf.train.Checkpoint`.
@@ -83,6 +87,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
         last_checkpoint_step: int | None = None,
+        asynchronous: bool = False,
     ) -> None:
         runtime.current()
         if not isinstance(checkpoint, tf.train.Checkpoint):
@@ -116,7 +121,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         )
         # The constructor of TensorFlow 2.16 does not take it.
         self._last_checkpoint_step = last_checkpoint_step
-        self._name = checkpoint_name
+        self._name, self._asynchronous = checkpoint_name, asynchronous
         self._rotation = Rotation(max_to_keep, keep_checkpoint_every_n_hours, time.time())
 
     @property
@@ -149,12 +154,13 @@ class CheckpointManager(tf.train.CheckpointManager):
             options: not supported.
 
         Returns:
-            `<directory>/ckpt-N`, or None where the interval is not over.
+            `<directory>/ckpt-N`, or None where the interval is not over. With `asynchronous` the checkpoint exists
+            later, when all ranks have written.
 
         Raises:
-            CheckpointError: on all ranks, when any of them cannot write, when another live job saves into the folder,
-                when a model has not run a step, or when state of an earlier checkpoint is still to be restored. Earlier
-                checkpoints are unchanged, and nothing is left of this one.
+            CheckpointError: on all ranks, when any of them cannot write, or could not in the background, when another
+                live job saves into the folder, when a model has not run a step, or when state of an earlier checkpoint
+                is still to be restored. Earlier checkpoints are unchanged, and nothing is left of this one.
             RankMismatchError: not every rank calls it, or not with the same objects.
             ValueError: options were given.
 
@@ -174,16 +180,41 @@ class CheckpointManager(tf.train.CheckpointManager):
             )
         if self._is_too_early(check_interval):
             return None
+        background.finish(doing="manager.save()")
         counter = self.checkpoint.save_counter
         counter.assign_add(1)
         number = int(counter if checkpoint_number is None else checkpoint_number)
         name = f"{self._name}-{number}"
         found = survey(self.checkpoint)
         self._check_complete(name, found)
-        writing = Writing(self.directory, self._name, name, found)
-        writing.write_parts()
-        writing.commit(self._rotation)
+        if not self._asynchronous:
+            writing = Writing(self.directory, self._name, name, found)
+            writing.write_parts()
+            writing.commit(self._rotation)
+            return os.path.join(self.directory, name)
+        writing = Writing(self.directory, self._name, name, found, background.channel())
+        writing.copy_values()
+
+        def write() -> None:
+            writing.write_parts()
+            writing.commit(self._rotation)
+
+        background.begin(name, write)
         return os.path.join(self.directory, name)
+
+    def wait(self) -> None:
+        """Returns when the checkpoint that is written in the background, if there is one, is whole.
+
+        Raises:
+            CheckpointError: on all ranks, when it could not be written.
+
+        Example:
+            >>> manager = smp.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints", asynchronous=True)
+            >>> manager.save()
+            'checkpoints/ckpt-1'
+            >>> manager.wait()  # now it is there
+        """
+        background.finish()
 
     def restore(
         self,
@@ -230,6 +261,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         running = runtime.current()
         if not tf.executing_eagerly():
             raise CheckpointError("manager.restore() was called while a tf.function is traced. Call it outside.")
+        background.finish(doing="manager.restore()")
         directory, name = self._asked(restore_prefix)
         manifest = self._newest_whole() if fall_back else self._agreed(directory, name)
         if running.topology.rank == 0:

@@ -25,6 +25,7 @@ from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.files.durable_files import make_folder
 from smp_tf.job import exchange, runtime
 from smp_tf.job.agreement import require_agreement
+from smp_tf.job.channel import ControlChannel
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.json_record import record_from
 from smp_tf.variables import assigned_values, step_seeds
@@ -38,14 +39,22 @@ class Writing:
         series: common name of the checkpoints, such as "ckpt".
         name: name of this checkpoint.
         found: the survey of what this rank has.
+        channel: how the ranks tell each other what they have written; None for the exchanges of the main thread.
 
     Raises:
         CheckpointError: on all ranks, when another job holds the folder, or rank 0 cannot take it.
         RankMismatchError: the ranks do not save the same, or have not assigned the same to variables of models.
     """
 
-    def __init__(self, directory: str, series: str, name: str, found: Survey) -> None:
+    def __init__(
+        self, directory: str, series: str, name: str, found: Survey, channel: ControlChannel | None = None
+    ) -> None:
         self._directory, self._series, self._name, self._found = directory, series, name, found
+        self._channel, self._random = channel, step_seeds.state()
+        #: Copies of the values that this rank writes, by key; None where the variables' own memory is written.
+        self._copies: dict[str, tf.Tensor] | None = None
+        self._not_copied = ""
+        self._stall_timeout = runtime.current().config.stall_timeout
         topology = self._topology = runtime.current().topology
         #: World ranks of the replica that writes what all replicas have, by stage.
         self._writers = topology.mesh.members(CommGroup.PP_GROUP, 0)
@@ -82,28 +91,44 @@ class Writing:
         for rank in reversed(self._order):
             self._writer_of.update(dict.fromkeys(said[rank]["has"], rank))
 
+    def copy_values(self) -> None:
+        """Copies what this rank writes, so that the training may go on while it is written.
+
+        Where this fails, `write_parts` tells all ranks.
+        """
+        try:
+            self._copies = {item.key: _copied(_value(item)) for item in self._mine()}
+        except Exception as error:
+            self._copies, self._not_copied = {}, f"{type(error).__name__}: {error}"
+
+    def _mine(self) -> list[Item]:
+        """Returns what this rank writes."""
+        return [item for item in self._found.items.values() if item.is_here and self._is_written_here(item)]
+
     def write_parts(self) -> None:
         """Writes this rank's part, and waits for all others.
 
         Raises:
             CheckpointError: a rank could not write.
         """
-        told: dict[str, Any] = {"error": "", "part": None, "tensors": {}}
+        told: dict[str, Any] = {"error": self._not_copied, "part": None, "tensors": {}}
         prefix = self._prefix(self._topology.rank)
-        mine = [i for i in self._found.items.values() if i.is_here and self._is_written_here(i)]
+        mine = [] if self._not_copied else self._mine()
+        values = {} if self._copies is None else self._copies
         try:
             if mine:
-                values = {item.key: _value(item) for item in mine}
+                values = values or {item.key: _value(item) for item in mine}
                 rows = {item.key: (*item.rows, item.extent) for item in mine if item.rows is not None}
                 part = tensors.write_part(self._directory, prefix, values, rows)
                 told["part"] = dataclasses.asdict(part)
                 told["tensors"] = {item.key: self._described(item, values[item.key]) for item in mine}
-        except (OSError, CheckpointError, tf.errors.OpError) as error:
+        except Exception as error:
             told["error"] = f"{type(error).__name__}: {error}"
         except BaseException:
             self._delete_own_part()
             raise
-        self._told = exchange.allgather_json(told, name=f"the parts of checkpoint {self._name!r} being written")
+        values.clear()
+        self._told = self._exchanged(told, f"the parts of checkpoint {self._name!r} being written")
         errors = [words["error"] for words in self._told]
         if any(errors):
             self._delete_own_part()
@@ -123,18 +148,24 @@ class Writing:
         if self._topology.rank == 0:
             try:
                 replaced = self._commit(rotation.begun)
-            except (OSError, CheckpointError) as error:
+            except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
                 own = [self._prefix(rank) for rank in self._order]
                 is_committed = checkpoint_files.is_committed(self._directory, self._name, own)
             else:
                 self._rotate(rotation, replaced)
         words = [problem, is_committed]
-        said = exchange.allgather_json(words, name=f"the end of saving checkpoint {self._name!r}")
+        said = self._exchanged(words, f"the end of saving checkpoint {self._name!r}")
         if any(problem for problem, _ in said) and not any(is_committed for _, is_committed in said):
             self._delete_own_part()
             self._make_room()
         self._raise_errors([problem for problem, _ in said], "be committed")
+
+    def _exchanged(self, value: Any, name: str) -> list[Any]:
+        """Gives every rank what every rank says."""
+        if self._channel is None:
+            return exchange.allgather_json(value, name=name)
+        return self._channel.allgather(value, range(self._topology.size), name)
 
     def _take_folder(self) -> str:
         """Holds the folder for this job, on rank 0, and returns words for what prevents it."""
@@ -176,7 +207,7 @@ class Writing:
         hold = folder_lock.current(self._directory, self._series)
         if hold is not None and hold.is_locked:
             # Ranks that wait longer than this for each other end, and then a save goes on nowhere.
-            before = hold.now() - runtime.current().config.stall_timeout
+            before = hold.now() - self._stall_timeout
             leftovers.clean(self._directory, self._series, before)
 
     def _prefix(self, rank: int) -> str:
@@ -217,7 +248,7 @@ class Writing:
             parts=tuple(parts),
             tensors=stored,
             optimizers=self._built,
-            random=step_seeds.state(),
+            random=self._random,
             saved_at=time.time(),
             begun=before.manifests[-1].begun if before.manifests else begun,
         )
@@ -273,6 +304,16 @@ def _value(item: Item) -> tf.Tensor:
     if item.kind is StateKind.STATE:
         return state_of(item.target, item.part)
     return item.target.read_value()
+
+
+def _copied(value: tf.Tensor) -> tf.Tensor:
+    """Returns a copy of a value in the host's memory."""
+    with tf.device("CPU:0"):
+        on_host = tf.identity(value)
+        if not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_complex or value.dtype.is_bool):
+            # TensorFlow copies texts and states of iterators when they are changed while somebody holds them.
+            return on_host
+        return tf.raw_ops.DeepCopy(x=on_host)
 
 
 def _put_together(key: str, written: Sequence[tuple[int, Sequence[Any]]]) -> StoredTensor:

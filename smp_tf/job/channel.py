@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smp_tf.errors import RankMismatchError
-from smp_tf.watch.deadlock import DeadlockWatch
+from smp_tf.watch.deadlock import IN_BACKGROUND, DeadlockWatch
 
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
@@ -40,6 +40,8 @@ class ControlChannel:
         transport: How bytes travel; None in a world of one process.
         stall_timeout: Seconds after which the absence of a rank is an error.
         describe: Names a rank for messages.
+        in_background: Whether this is the end of the threads that save in the background. Their exchanges never mix
+            with those of the main threads, and say nothing of what a rank is doing.
     """
 
     def __init__(
@@ -48,8 +50,12 @@ class ControlChannel:
         transport: Transport | None,
         stall_timeout: float,
         describe: Callable[[int], str] = "rank {}".format,
+        *,
+        in_background: bool = False,
     ) -> None:
         self.describe = describe
+        self._in_background = in_background
+        self._label = IN_BACKGROUND if in_background else _EXCHANGE
         self._rank = rank
         self._transport = transport
         self._stall_timeout = stall_timeout
@@ -88,13 +94,16 @@ class ControlChannel:
         seconds = self._stall_timeout if timeout is None else timeout
         assert self._transport is not None, "a group of several ranks has a transport"
         doing = doing or f"at {name}"
-        others = [rank for rank in members if rank != self._rank]
-        watch = DeadlockWatch(self._transport, others, doing, self.describe)
-        self._transport.set_activity(doing)
-        try:
-            verdict = self._verdict(text, members, name, seconds, conclude, watch)
-        finally:
-            self._transport.set_activity("")
+        if self._in_background:
+            verdict = self._verdict(text, members, name, seconds, conclude, None)
+        else:
+            others = [rank for rank in members if rank != self._rank]
+            watch = DeadlockWatch(self._transport, others, doing, self.describe)
+            self._transport.set_activity(doing)
+            try:
+                verdict = self._verdict(text, members, name, seconds, conclude, watch.look)
+            finally:
+                self._transport.set_activity("")
         if "error" in verdict:
             raise RankMismatchError(verdict["error"])
         return verdict["result"]
@@ -106,18 +115,18 @@ class ControlChannel:
         name: str,
         seconds: float,
         conclude: Callable[[list[Any]], Any],
-        watch: DeadlockWatch,
+        look: Callable[[], None] | None,
     ) -> dict[str, Any]:
         """Collects what all ranks say, or hears what the first rank has collected."""
         if self._rank == members[0]:
-            verdict = self._collect(text, members, name, seconds, conclude, watch)
+            verdict = self._collect(text, members, name, seconds, conclude, look)
             told = _encode(verdict, name)
             for other in members[1:]:
                 if other not in verdict.get("missing", ()):
                     self._send(other, members, told)
             return verdict
         self._send(members[0], members, text)
-        heard = self._receive(members[0], members, seconds + _PATIENCE, watch)
+        heard = self._receive(members[0], members, seconds + _PATIENCE, look)
         if heard is None:
             return {"error": self._too_late(name, [members[0]], seconds + _PATIENCE)}
         return _decode(heard, name)
@@ -129,7 +138,7 @@ class ControlChannel:
         name: str,
         seconds: float,
         conclude: Callable[[list[Any]], Any],
-        watch: DeadlockWatch,
+        look: Callable[[], None] | None,
     ) -> dict[str, Any]:
         """Receives what the others say, and decides what all are told."""
         deadline = time.monotonic() + seconds
@@ -137,7 +146,7 @@ class ControlChannel:
         missing = []
         for other in members[1:]:
             left = max(0.1, deadline - time.monotonic())
-            told = self._receive(other, members, left, watch)
+            told = self._receive(other, members, left, look)
             if told is None:
                 missing.append(other)
             else:
@@ -169,14 +178,20 @@ class ControlChannel:
 
     def _send(self, to: int, members: Sequence[int], text: bytes) -> None:
         assert self._transport is not None, "a group of several ranks has a transport"
-        self._transport.send_bytes(to, tag_of("control", tuple(members)), text, label=_EXCHANGE)
+        self._transport.send_bytes(to, self._tag(members), text, label=self._label)
 
-    def _receive(self, source: int, members: Sequence[int], seconds: float, watch: DeadlockWatch) -> bytes | None:
+    def _tag(self, members: Sequence[int]) -> int:
+        subject = "control in the background" if self._in_background else "control"
+        return tag_of(subject, tuple(members))
+
+    def _receive(
+        self, source: int, members: Sequence[int], seconds: float, look: Callable[[], None] | None
+    ) -> bytes | None:
         """Returns a message, or None if it has not come in time."""
         assert self._transport is not None, "a group of several ranks has a transport"
         try:
-            tag = tag_of("control", tuple(members))
-            told = self._transport.recv_bytes(source, tag, seconds, while_waiting=watch.look, label=_EXCHANGE)
+            tag = self._tag(members)
+            told = self._transport.recv_bytes(source, tag, seconds, while_waiting=look, label=self._label)
             return bytes(told)
         except TimeoutError:
             return None

@@ -107,6 +107,8 @@ class Checkpoint(Callback):
         max_to_keep: how many checkpoints are kept; None for all.
         restore: whether `fit` begins with the latest checkpoint, if there is one. Its epochs are not run again.
         fall_back: whether the newest whole checkpoint is restored where the latest is damaged.
+        asynchronous: whether batches go on while a checkpoint is written, as `smp.CheckpointManager` says. `fit` ends
+            when the last one is whole.
 
     Raises:
         ValueError: `save_freq` is neither of these.
@@ -123,6 +125,7 @@ class Checkpoint(Callback):
         restore: bool = True,
         *,
         fall_back: bool = False,
+        asynchronous: bool = False,
     ) -> None:
         super().__init__()
         is_number = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
@@ -131,7 +134,7 @@ class Checkpoint(Callback):
         self._directory = os.fspath(directory)
         self._every = save_freq
         self._keep = max_to_keep
-        self._restore, self._fall_back = restore, fall_back
+        self._restore, self._fall_back, self._asynchronous = restore, fall_back, asynchronous
         self._since_save = 0
         self._epochs = tf.Variable(0, dtype=tf.int64, name="epochs_done")
 
@@ -141,7 +144,7 @@ class Checkpoint(Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the latest checkpoint. Keras asks afterwards in which epoch to begin."""
         checkpoint = tf.train.Checkpoint(model=self.model, epochs=self._epochs)
-        self._manager = CheckpointManager(checkpoint, self._directory, self._keep)
+        self._manager = CheckpointManager(checkpoint, self._directory, self._keep, asynchronous=self._asynchronous)
         if self._restore and self._manager._has_any and self._manager.restore(fall_back=self._fall_back) is not None:
             self.model._training_state = self
 
@@ -167,7 +170,8 @@ class Checkpoint(Callback):
             self._manager.save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Lets the next `fit` begin where its arguments say."""
+        """Lets the next `fit` begin where its arguments say, once what is written in the background is whole."""
+        self._manager.wait()
         if getattr(self.model, "_training_state", None) is self:
             self.model._training_state = None
 

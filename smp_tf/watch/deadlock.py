@@ -32,6 +32,9 @@ STUCK = 5.0
 _ANSWER_TIME = 1.0
 # The transport's words for the wait in smp.recv_from and similar calls.
 OBJECT = "an object"
+# Its words for the waits of threads that save in the background. The main thread goes on meanwhile, so nothing follows
+# from them.
+IN_BACKGROUND = "the other ranks' parts of a save in the background"
 SAME_MESSAGES = (
     "Each smp.send and smp.broadcast needs an smp.recv_from on every rank it goes to, and smp.allgather and barriers "
     "are called by all ranks of their group; order these calls so that a rank never waits for one that waits for it. A "
@@ -138,7 +141,8 @@ def stuck_messages(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]
     """
     if status["in_step"] or not status["activity"] or status["activity_seconds"] <= stuck:
         return []
-    return [w for w in status["waits"] if w["program"] == MESSAGE_PROGRAM and w["seconds"] > stuck]
+    waits = (w for w in status["waits"] if w["program"] == MESSAGE_PROGRAM and w["label"] != IN_BACKGROUND)
+    return [w for w in waits if w["seconds"] > stuck]
 
 
 def wait_in_words(wait: dict[str, Any], peer: str) -> str:

@@ -78,6 +78,7 @@ def results(folders: Path, request: pytest.FixtureRequest) -> dict[str, CaseResu
         Case("measured", "measured", {"folder": str(folders / "measured")}, config(2)),
         Case("nothing", "restored_from_nothing", {"folder": str(folders / "nothing")}, config(2)),
         Case("early", "asked_before_a_step", {"folder": str(folders / "early"), "is_new": True}, config(2)),
+        Case("background", "saved_in_background", {"folder": str(folders / "background")}, config(2)),
         Case("export", "saved_for_export", {"folder": str(folders / "export")}, config(2)),
         Case("fallen back", "fallen_back", {"folder": str(folders / "fallen back")}, config(2)),
     ]
@@ -239,6 +240,22 @@ def test_what_was_restored_is_saved_and_listed_before_a_step(name: str, results:
             assert rank["initial"]
 
 
+def test_steps_run_while_a_checkpoint_is_written(results: dict[str, CaseResult], folders: Path) -> None:
+    for rank in results["background"].values():
+        assert (rank["while it is written"], rank["then"]) == ([], ["ckpt-1"])
+        assert "rank 1 (host " in rank["told"]
+        assert "OSError: [Errno 28] No space left on device" in rank["told"]
+        assert "Checkpoint 'ckpt-2' was being saved in the background" in rank["told"]
+        assert rank["at the end"] == ["ckpt-1", "ckpt-4"]
+    folder = str(folders / "background")
+    sync, background = (checkpoint_files.read_manifest(folder, name) for name in ("sync-1", "ckpt-1"))
+    assert sync.tensors == background.tensors
+    assert sync.random == background.random
+    read = [dict(checkpoint_tensors.read_tensors(folder, one, one.tensors)) for one in (sync, background)]
+    # The same bits, but for how often was saved.
+    assert [key for key in read[0] if not np.array_equal(read[0][key], read[1][key])] == ["save_counter"]
+
+
 def test_an_export_holds_the_bits_of_the_job_s_own_file(results: dict[str, CaseResult], folders: Path) -> None:
     assert [rank["stages"] for rank in results["export"].values()] == [[0, 1]] * 2
     folder, script = folders / "export", Path(exported_model.__file__)
@@ -297,13 +314,13 @@ def test_a_save_of_some_ranks_only_is_an_error_in_time(folders: Path) -> None:
     assert list((folders / "one").glob("*.json")) == []
 
 
-def save_and_kill(rank: int, call: str, number: int, folder: Path) -> str:
+def save_and_kill(rank: int, call: str, number: int, folder: Path, *options: str) -> str:
     """Let a rank be killed at its n-th call of a kind in a second save; the name of the latest checkpoint, found whole.
 
     `tests/smp_tf/checkpoint/test_checkpoint_cuts.py` tries all states of the disk without processes.
     """
     script = "tests/distributed/scripts/killed_save.py"
-    outcome = launch_script(2, script, [str(folder), str(rank), call, str(number)])
+    outcome = launch_script(2, script, [str(folder), str(rank), call, str(number), *options])
     assert outcome.returncode != 0
     assert not outcome.timed_out, outcome.report()
     assert outcome.line_with("@@ killed", rank) is not None, outcome.report()
@@ -328,6 +345,22 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_a_checkpoint(
     rank: int, call: str, expected: str, tmp_path: Path
 ) -> None:
     assert save_and_kill(rank, call, 1, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("rank", "call", "number", "expected"),
+    [
+        (1, "fsync", 1, "ckpt-1"),
+        *(
+            pytest.param(*moment, marks=pytest.mark.full)
+            for moment in ((0, "fsync", 3, "ckpt-1"), (0, "replace", 1, "ckpt-1"), (0, "fsync", 6, "ckpt-2"))
+        ),
+    ],
+)
+def test_a_rank_that_is_killed_while_it_writes_in_the_background_leaves_a_checkpoint(
+    rank: int, call: str, number: int, expected: str, tmp_path: Path
+) -> None:
+    assert save_and_kill(rank, call, number, tmp_path, "asynchronous") == expected
 
 
 # A part is synced in four calls, then the manifest in two, the deletion of the earlier one in one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,52 @@ def fallen_back(folder: str) -> dict[str, Any]:
     path = manager.restore(fall_back=True)
     last.predict(batch(1))
     return {"told": told, "path": path, "expected": expected, "weights": list(last.net.get_weights())}
+
+
+def saved_in_background(folder: str) -> dict[str, Any]:
+    """Steps run while rank 1 is held up in writing; then its disk is full."""
+    gate, write = threading.Event(), checkpoint_tensors.write_part
+
+    def held_up(*args: Any) -> Any:
+        assert gate.wait(60)
+        return write(*args)
+
+    def full(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    def writes(write_part: Any) -> None:
+        checkpoint_tensors.write_part = write_part if smp.rank() == 1 else write
+
+    training = Training()
+    training.run([0])
+    smp.CheckpointManager(training.checkpoint, folder, checkpoint_name="sync").save(1)
+    manager = smp.CheckpointManager(training.checkpoint, folder, asynchronous=True)
+    found: dict[str, Any] = {}
+    try:
+        writes(held_up)
+        manager.save(1)
+        training.run([1, 2])
+        found["while it is written"] = manager.checkpoints
+        # The ranks talk to each other meanwhile.
+        smp.barrier()
+        gate.set()
+        manager.wait()
+        found["then"] = [os.path.basename(path) for path in manager.checkpoints]
+        writes(full)
+        manager.save(2)
+        training.run([3])
+        writes(write)
+        try:
+            manager.save(3)
+        except smp.errors.CheckpointError as error:
+            found["told"] = str(error)
+        manager.save(4)
+        manager.wait()
+    finally:
+        checkpoint_tensors.write_part = write
+    smp.barrier()
+    found["at the end"] = [os.path.basename(path) for path in manager.checkpoints]
+    return found
 
 
 def saved_for_export(folder: str) -> dict[str, Any]:

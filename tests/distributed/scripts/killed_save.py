@@ -1,6 +1,6 @@
 """Saves twice; while it saves the second time, one rank kills itself at its n-th call of a kind.
 
-killed_save.py FOLDER RANK CALL N
+killed_save.py FOLDER RANK CALL N [asynchronous]
 """
 
 import os
@@ -26,9 +26,12 @@ def main() -> None:
         return model(x)
 
     step(np.ones((4, 3), np.float32))
-    manager = smp.CheckpointManager(tf.train.Checkpoint(model=model, number=number), folder, max_to_keep=1)
+    checkpoint = tf.train.Checkpoint(model=model, number=number)
+    asynchronous = sys.argv[5:] == ["asynchronous"]
+    manager = smp.CheckpointManager(checkpoint, folder, max_to_keep=1, asynchronous=asynchronous)
     number.assign(1)
     manager.save()
+    manager.wait()
     number.assign(2)
     original = getattr(os, call)
 
@@ -43,6 +46,9 @@ def main() -> None:
     if smp.rank() == rank:
         setattr(os, call, deadly)
     manager.save()
+    if asynchronous:
+        number.assign(3)
+        step(np.ones((4, 3), np.float32))
     smp.shutdown()
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.large
 CALLS = ("makedirs", "fsync", "replace", "remove")
 
 
-def save_and_die(folder: str, deadly: int, number: int | None) -> None:
+def save_and_die(folder: str, deadly: int, number: int | None, asynchronous: bool) -> None:
     """Save 1, then 2 (or a number again), and die at a call of the second save."""
     import smp_tf as smp  # isort: split
     import tensorflow as tf
@@ -34,8 +34,9 @@ def save_and_die(folder: str, deadly: int, number: int | None) -> None:
     smp.init({"partitions": 1, "seed": 1})
     value = tf.Variable(1)
     checkpoint = tf.train.Checkpoint(value=value, more=[tf.Variable(tf.ones([100])) for _ in range(3)])
-    manager = smp.CheckpointManager(checkpoint, folder, max_to_keep=1)
+    manager = smp.CheckpointManager(checkpoint, folder, max_to_keep=1, asynchronous=asynchronous)
     manager.save()
+    manager.wait()
     value.assign(2)
     calls = 0
 
@@ -55,15 +56,17 @@ def save_and_die(folder: str, deadly: int, number: int | None) -> None:
     # Before a part's files exist, and when they do.
     tf.raw_ops.SaveV2 = counted(counted(tf.raw_ops.SaveV2, after=True))
     manager.save(number)
+    value.assign(3)
+    manager.wait()
 
 
-def start(folder: Path, deadly: int, number: int | None) -> int:
+def start(folder: Path, deadly: int, number: int | None, asynchronous: bool) -> int:
     """The exit code of one try; minus 9 where it was killed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["smp_tf", "tensorflow", "tf_keras", "horovod.tensorflow", "smp_tf.checkpoint.manager"]
     )
-    process = context.Process(target=save_and_die, args=(str(folder), deadly, number))
+    process = context.Process(target=save_and_die, args=(str(folder), deadly, number, asynchronous))
     process.start()
     process.join(60)
     assert process.exitcode is not None, "it hangs"
@@ -71,13 +74,15 @@ def start(folder: Path, deadly: int, number: int | None) -> int:
 
 
 @pytest.mark.parametrize(
-    "number", [None, pytest.param(1, marks=pytest.mark.full)], ids=["another number", "the same number"]
+    ("number", "asynchronous"),
+    [(None, False), *(pytest.param(*full, marks=pytest.mark.full) for full in ((1, False), (None, True), (1, True)))],
+    ids=["another number", "the same number", "in the background", "the same number, in the background"],
 )
-def test_every_moment(number: int | None, tmp_path: Path) -> None:
+def test_every_moment(number: int | None, asynchronous: bool, tmp_path: Path) -> None:
     seen = []
     for deadly in range(1, 60):
         folder = tmp_path / str(deadly)
-        code = start(folder, deadly, number)
+        code = start(folder, deadly, number, asynchronous)
         found = files.listing(str(folder), "ckpt")
         assert found.damaged == ()
         assert found.names, f"killed at call {deadly}, no checkpoint is left"

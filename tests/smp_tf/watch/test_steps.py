@@ -12,6 +12,7 @@ import pytest
 from smp_tf.errors import RankMismatchError
 from smp_tf.ops.transport import MESSAGE_PROGRAM
 from smp_tf.watch import steps
+from smp_tf.watch.deadlock import IN_BACKGROUND
 from smp_tf.watch.steps import StepWatch
 
 
@@ -159,8 +160,9 @@ def test_ranks_in_messages_that_wait_for_each_other_are_named(statuses: list[Any
         [message(0, "in smp.recv_from rank 1", 1), {**message(1, "new", 0), "activity_seconds": 4.0}],
         [message(0, "at the plan of step 'x'", 1, EXCHANGE), status(1, 2, 0)],
         [message(0, "in smp.recv_from rank 1", 1), message(1, "in smp.recv_from rank 2", 2), status(2, 1, None)],
+        [message(0, "in smp.recv_from rank 1", 1), message(1, "at a barrier", 0, IN_BACKGROUND)],
     ],
-    ids=["another thread", "briefly", "another call", "the exchange finds it", "who computes"],
+    ids=["another thread", "briefly", "another call", "the exchange finds it", "who computes", "a save in a thread"],
 )
 def test_other_messages_are_left_alone(statuses: list[Any]) -> None:
     looking = watch(World(*statuses))
