@@ -142,6 +142,7 @@ KNOWERS = [
 #: Why some files import modules of smp_tf within functions.
 INNER = {
     "partition/op_cost/function_graph.py": "TensorFlow is heavy, and plans that are read need none",
+    "partition/op_cost/workspace.py": "the same",
     "smp_tf/__init__.py": "`import smp_tf` loads nothing that is heavy; it looks up public names",
     "smp_tf/collectives/horovod_waits.py": "the compiled ops are loaded when Horovod is first called",
     "smp_tf/command/checkpoint.py": "checkpoints are listed without TensorFlow",
