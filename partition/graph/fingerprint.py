@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from smp_tf.partition.graph.graph_caches import graph_cache
 from smp_tf.partition.graph.graph_facts import graph_fact
 from smp_tf.partition.graph.node_def import attributes, functions, in_order
 from smp_tf.partition.graph.op_graph import OpGraph, TensorType
@@ -159,8 +160,12 @@ def _read(line: str) -> str:
 
 def type_in_words(kind: TensorType) -> str:
     """Returns a type as text, such as "float32[?,8]"."""
-    shape = "?" if kind.shape is None else ",".join("?" if d is None else str(d) for d in kind.shape)
-    return f"{kind.dtype}[{shape}]"
+    return f"{kind.dtype}[{_shape_in_words(kind.shape)}]"
+
+
+@graph_cache(4096)
+def _shape_in_words(shape: tuple[int | None, ...] | None) -> str:
+    return "?" if shape is None else ",".join("?" if d is None else str(d) for d in shape)
 
 
 def _hash_attributes(content: Any, attrs: Any, library: dict[str, Any], known: dict[str, str]) -> None:

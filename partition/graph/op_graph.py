@@ -33,6 +33,8 @@ SOURCES = frozenset({ARGUMENT, CAPTURE, VARIABLE, SEED})
 
 #: Types whose tensors exist only inside one process. No cut may go through such a tensor.
 UNSENDABLE_DTYPES = frozenset({"resource", "variant", "string"})
+#: Those of them whose tensors no other process can make, either.
+HANDLE_DTYPES = UNSENDABLE_DTYPES - {"string"}
 
 _ITEM_BYTES = {"bool": 1, "half": 2, **dict.fromkeys(UNSENDABLE_DTYPES, 0)}
 

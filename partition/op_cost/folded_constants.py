@@ -18,6 +18,8 @@ from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, RANDOM_OPS
 _OF_SHAPE_OPS = frozenset({"ZerosLike", "OnesLike", "Shape", "ShapeN", "Size", "Rank"})
 #: Of these, TensorFlow notes one number, so that they may be as large as they like.
 _UNIFORM_OPS = frozenset({"ZerosLike", "OnesLike", "Fill"})
+#: Ops that are computed anew whatever they are given.
+_NEVER_FOLDED_OPS = SOURCES | FUNCTION_OPS | RANDOM_OPS
 #: Larger constants are not made of others.
 _LARGEST = 10 << 20
 
@@ -40,14 +42,15 @@ def folded_nodes(graph: OpGraph, nodes: Iterable[int], constant: Collection[int]
 
 def _is_folded(graph: OpGraph, node: Node, constant: Collection[int]) -> bool:
     """Returns whether an op is computed once, given the nodes before it that are."""
-    if node.stateful or node.reads or node.writes or node.op in SOURCES | FUNCTION_OPS | RANDOM_OPS:
+    if node.stateful or node.reads or node.writes or node.op in _NEVER_FOLDED_OPS or not node.inputs:
         return False
-    if not node.inputs or not all(kind.is_static and kind.nbytes() for kind in node.outputs):
+    if node.op not in _OF_SHAPE_OPS and (node.control or not all([t.node in constant for t in node.inputs])):
+        return False
+    if not all(kind.is_static and kind.nbytes() for kind in node.outputs):
         return False
     if node.op in _OF_SHAPE_OPS:
         return all(graph.type_of(tensor).is_static for tensor in node.inputs)
-    is_small = node.op in _UNIFORM_OPS or all(kind.nbytes() <= _LARGEST for kind in node.outputs)
-    return is_small and not node.control and all(tensor.node in constant for tensor in node.inputs)
+    return node.op in _UNIFORM_OPS or all(kind.nbytes() <= _LARGEST for kind in node.outputs)
 
 
 def kept_constants(

@@ -11,24 +11,29 @@ from __future__ import annotations
 from typing import Any
 
 from smp_tf.partition.graph.graph_caches import graph_cache
+from smp_tf.partition.graph.graph_facts import graph_fact
 from smp_tf.partition.graph.node_def import MAX_DEPTH, attributes, bodies, functions
-from smp_tf.partition.graph.op_graph import Node
+from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.graph.op_kinds import CALL_OPS, LOOP_OPS, SAME_MEMORY_OPS
 
+_PASSING_OPS = CALL_OPS | LOOP_OPS
 
-def passed_through(library: bytes, node: Node) -> dict[int, int]:
-    """Returns the outputs of a node that are its inputs, unchanged.
+
+@graph_fact
+def passed_through(graph: OpGraph) -> dict[int, dict[int, int]]:
+    """Returns the outputs of nodes that are inputs of theirs, unchanged.
 
     Args:
-        library: the functions of its graph, serialised.
-        node: any node.
+        graph: the nodes, and the functions that they call.
 
     Returns:
-        The number of the input, by number of the output. A node that calls no function has none.
+        By number of a node that calls a function, the number of the input by number of the output.
     """
-    if node.op not in CALL_OPS | LOOP_OPS or not node.definition:
-        return {}
-    return _of_call(library, node.op, attributes(node), 0)
+    return {
+        number: _of_call(graph.library, node.op, attributes(node), 0)
+        for number, node in enumerate(graph.nodes)
+        if node.op in _PASSING_OPS and node.definition
+    }
 
 
 def _of_call(library: bytes, op: str, attrs: Any, depth: int) -> dict[int, int]:
@@ -57,7 +62,7 @@ def _of_function(library: bytes, name: str, depth: int) -> dict[int, int]:
                 return None
             if node.op in SAME_MEMORY_OPS:
                 source: int | None = index
-            elif node.op in CALL_OPS | LOOP_OPS:
+            elif node.op in _PASSING_OPS:
                 source = _of_call(library, node.op, node.attr, depth + 1).get(index)
             else:
                 source = None

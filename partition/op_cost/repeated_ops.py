@@ -10,19 +10,23 @@ optimizer looks for them within one function.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 
+from smp_tf.partition.graph.graph_facts import graph_fact
 from smp_tf.partition.graph.node_def import attributes
 from smp_tf.partition.graph.op_graph import SOURCES, Node, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, RANDOM_OPS
 
 #: Ops that hand on what they are given, with its shape.
 _SAME_VALUE_OPS = frozenset({"Identity", "StopGradient", "PreventGradient"})
+#: Ops that are like no other.
+_OWN_VALUE_OPS = SOURCES | FUNCTION_OPS | RANDOM_OPS
 #: Bytes of a definition up to which constants are compared.
 _COMPARED = 1024
 
 
-def repeated_ops(graph: OpGraph, nodes: Collection[int], apart: Collection[int] = ()) -> dict[int, int]:
+@graph_fact
+def repeated_ops(graph: OpGraph, nodes: tuple[int, ...], apart: tuple[int, ...] = ()) -> dict[int, int]:
     """Returns the nodes that compute what an earlier node has computed, each with the first such node.
 
     Args:
@@ -40,14 +44,14 @@ def repeated_ops(graph: OpGraph, nodes: Collection[int], apart: Collection[int] 
             continue
         if number in apart or not _is_comparable(node):
             continue
-        inputs = tuple(values.get(tensor, tensor) for tensor in node.inputs)
-        alike = known.setdefault((node.op, inputs, node.control, node.outputs), [])
-        first = next((other for other in alike if _is_same(graph.nodes[other], node)), None)
+        inputs = tuple([values.get(tensor, tensor) for tensor in node.inputs])
+        alike = known.setdefault((node.op, inputs, node.control), [])
+        first = next((other for other in alike if _is_same(graph.nodes[other], node)), None) if alike else None
         if first is None:
             alike.append(number)
             continue
         repeated[number] = first
-        values.update({Tensor(number, index): Tensor(first, index) for index in range(len(node.outputs))})
+        values.update(zip(graph.tensors_of(number), graph.tensors_of(first), strict=True))
     return repeated
 
 
@@ -66,9 +70,9 @@ def without_repeated_ops(graph: OpGraph, repeated: Mapping[int, int]) -> OpGraph
 
     nodes = tuple(
         dataclasses.replace(node, inputs=tuple(map(first, node.inputs)))
-        if any(tensor.node in repeated for tensor in node.inputs)
+        if not repeated.keys().isdisjoint(before)
         else node
-        for node in graph.nodes
+        for node, before in zip(graph.nodes, graph.data_from, strict=True)
     )
     return dataclasses.replace(graph, nodes=nodes, outputs=tuple(map(first, graph.outputs)))
 
@@ -77,11 +81,13 @@ def _is_comparable(node: Node) -> bool:
     """Returns whether an op makes the same whenever it is given the same, and can be compared with others."""
     if node.stateful or node.reads or node.writes or not node.definition:
         return False
-    return node.op not in SOURCES | FUNCTION_OPS | RANDOM_OPS and len(node.definition) <= _COMPARED
+    return node.op not in _OWN_VALUE_OPS and len(node.definition) <= _COMPARED
 
 
 def _is_same(one: Node, other: Node) -> bool:
-    """Returns whether two ops of one type have the same attributes."""
+    """Returns whether two ops of one type have the same attributes, and give tensors of the same types."""
+    if one.outputs != other.outputs:
+        return False
     first, second = attributes(one), attributes(other)
     names = {name for name in (*first, *second) if not name.startswith("_")}
     return all(name in first and name in second and first[name] == second[name] for name in names)

@@ -82,14 +82,19 @@ def make_stateless(graph: OpGraph, say: Callable[[str], None]) -> OpGraph:
             f"Random op {op} has no counter-based counterpart in TensorFlow and keeps its own state: its numbers are "
             f"not the same from run to run and for other numbers of partitions."
         )
-    if not any(node.op in _COUNTERPARTS or functions.called_draws(node) for node in graph.nodes):
+    draws = {
+        number
+        for number, node in enumerate(graph.nodes)
+        if node.op in _COUNTERPARTS or (node.op in FUNCTION_OPS and functions.called_draws(node))
+    }
+    if not draws:
         return graph
     editor = GraphEditor(graph)
     seed = editor.add(Node("smp_seed", SEED, (), (), (_SEED_TYPE,)))
     drawn = 0
     for number in range(len(graph.nodes)):
         node = editor.moved_node(number)
-        if node.op in _COUNTERPARTS or functions.called_draws(node):
+        if number in draws:
             drawn += 1
             own = _add_own_seed(editor, node, seed, drawn)
             node = _counter_based(node, own) if node.op in _COUNTERPARTS else functions.seeded_call(node, own)
@@ -181,9 +186,7 @@ class _Functions:
         return {n.op for f in self._by_name.values() for n in f.node_def if n.op in WITHOUT_COUNTERPART}
 
     def called_draws(self, node: Node) -> bool:
-        """Returns whether a node calls a function that draws."""
-        if node.op not in FUNCTION_OPS:
-            return False
+        """Returns whether a node among `FUNCTION_OPS` calls a function that draws."""
         return self._any_draws(node_def_pb2.NodeDef.FromString(node.definition))
 
     def called_keeps_state(self, node: Node) -> bool:

@@ -184,6 +184,8 @@ def _is_known(graph: OpGraph, write: int, variable: int) -> bool:
 
 def _states_of(graph: OpGraph, node: Node) -> list[int]:
     """Returns the variables of the script, among those that a node reads, that the step writes."""
+    if not node.reads:
+        return []
     variables = [graph.variables[index] for index in node.reads]
     return [v.index for v in variables if not v.in_model and not v.read_only]
 

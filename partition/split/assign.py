@@ -25,9 +25,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SEED, UNSENDABLE_DTYPES, VARIABLE, Node, OpGraph
+from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, HANDLE_DTYPES, SEED, VARIABLE, Node, OpGraph
 from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, MATRIX_OPS, SUM_OVER_REPLICAS
 from smp_tf.partition.units.units import weight_derived
+
+#: Ops that are never copied to where they are read.
+_DEAR_OPS = MATRIX_OPS | FUNCTION_OPS | {SUM_OVER_REPLICAS}
 
 
 class Role(enum.Enum):
@@ -132,16 +135,25 @@ class _Assigner:
         self.chunk_of = chunk_of
         self.owners = owners
         self.places: list[Place] = []
-        self.after_backward: list[bool] = []
+        # The numbers of nodes with these roles, and of those that come after backward.
+        self.free, self.replicated, self.after_backward = set[int](), set[int](), set[int]()
+        #: The variables of the script that the step writes.
+        self.states = {v.index for v in graph.variables if not v.in_model and not v.read_only}
         self.weight_derived = {number: of for number, of in weight_derived(graph).items() if of}
 
     def run(self) -> Assignment:
         self._decide_owners()
         first_user = self._first_users()
         for number, node in enumerate(self.graph.nodes):
-            after = node.backward or any(self.after_backward[t.node] for t in node.inputs)
-            self.after_backward.append(after)
-            self.places.append(self._place(number, node, after, first_user))
+            after = node.backward or not self.after_backward.isdisjoint(self.graph.data_from[number])
+            place = self._place(number, node, after, first_user)
+            self.places.append(place)
+            if after:
+                self.after_backward.add(number)
+            if place.role is Role.FREE:
+                self.free.add(number)
+            elif place.role is Role.REPLICATED:
+                self.replicated.add(number)
         sweeps = 1 + max((p.sweep for p in self.places if p.role is Role.HOME), default=0)
         places = tuple(Place(p.role, None, max(2, sweeps)) if p.role is Role.REPLICATED else p for p in self.places)
         owners = tuple(self.owners.get(v.index, 0) if v.in_model else None for v in self.graph.variables)
@@ -163,16 +175,16 @@ class _Assigner:
             chunk = self.chunk_of.get(number, first.get(number))
             if chunk is None:
                 continue
-            for tensor in self.graph.nodes[number].inputs:
-                if tensor.node not in self.chunk_of:
-                    first[tensor.node] = min(chunk, first.get(tensor.node, chunk))
+            for before in self.graph.data_from[number]:
+                if before not in self.chunk_of:
+                    first[before] = min(chunk, first.get(before, chunk))
         return first
 
     def _place(self, number: int, node: Node, after: bool, first_user: Mapping[int, int]) -> Place:
         if node.op in (ARGUMENT, CAPTURE, SEED, VARIABLE):
             return Place(Role.FREE, None, 0)
-        inputs = [self.places[t.node] for t in node.inputs]
-        if self._is_replicated(node, inputs):
+        before = self.graph.data_from[number]
+        if not (self.replicated.isdisjoint(before) and self.states.isdisjoint(node.reads + node.writes)):
             if number in self.chunk_of:
                 names = [self.graph.variables[v].name for v in node.reads + node.writes] or ["a script variable"]
                 raise PlacementError(
@@ -185,24 +197,19 @@ class _Assigner:
             return Place(Role.REPLICATED, None, 0)
         if number in self.weight_derived:
             return Place(Role.WEIGHT, self.owners.get(min(self.weight_derived[number]), 0), 0)
-        if self._is_cheap(node) and all(p.role is Role.FREE for p in inputs):
+        if self.free.issuperset(before) and self._is_cheap(node):
             return Place(Role.FREE, None, 0)
+        inputs = [self.places[n] for n in before]
         chunk = self._chunk(number, node, inputs, after, first_user)
         return Place(Role.HOME, chunk, self._sweep(node, chunk, inputs, after))
 
-    def _is_replicated(self, node: Node, inputs: list[Place]) -> bool:
-        if any(p.role is Role.REPLICATED for p in inputs):
-            return True
-        script = [v for v in node.reads + node.writes if not self.graph.variables[v].in_model]
-        return any(not self.graph.variables[v].read_only for v in script)
-
     def _is_cheap(self, node: Node) -> bool:
-        if node.op in MATRIX_OPS | FUNCTION_OPS | {SUM_OVER_REPLICAS} or node.stateful or node.writes:
+        if node.op in _DEAR_OPS or node.stateful or node.writes:
             return False
         read = [self.graph.variables[v] for v in node.reads]
         if read and (node.op != "ReadVariableOp" or any(v.in_model or not v.read_only for v in read)):
             return False
-        return not any(t.dtype in UNSENDABLE_DTYPES - {"string"} for t in node.outputs)
+        return HANDLE_DTYPES.isdisjoint([kind.dtype for kind in node.outputs])
 
     def _chunk(self, number: int, node: Node, inputs: list[Place], after: bool, first_user: Mapping[int, int]) -> int:
         if number in self.chunk_of:

@@ -22,6 +22,7 @@ def memory_roots(
         repeated: nodes that do not run, since an earlier one makes the same, each with that one.
     """
     root: dict[Tensor, Tensor] = {}
+    passed_by = passed_through(graph)
     for number in nodes:
         node = graph.nodes[number]
         if repeated and number in repeated:
@@ -32,7 +33,7 @@ def memory_roots(
         if node.op in SAME_MEMORY_OPS:
             for index, tensor in enumerate(node.inputs[: len(node.outputs)]):
                 root[Tensor(number, index)] = root.get(tensor, tensor)
-        for index, source in passed_through(graph.library, node).items():
+        for index, source in passed_by.get(number, {}).items():
             root[Tensor(number, index)] = root.get(node.inputs[source], node.inputs[source])
     return root
 
@@ -47,6 +48,6 @@ def roots_of_segments(graph: OpGraph, segments: Iterable[Segment]) -> dict[Tenso
     repeated: dict[int, int] = {}
     nodes: set[int] = set()
     for segment in segments:
-        repeated |= repeated_ops(graph, segment.nodes, dict(segment.after))
+        repeated |= repeated_ops(graph, segment.nodes, tuple(dict(segment.after)))
         nodes |= set(segment.nodes)
     return memory_roots(graph, sorted(nodes), repeated)

@@ -163,12 +163,14 @@ class _Splitter:
                     self._take(key, tensor, number)
 
     def _is_remote(self, key: Visit, variables: tuple[int, ...]) -> bool:
-        owners = [self.assignment.stage_of(self.assignment.owners[v]) for v in variables]
-        return any(owner not in (None, self.placement[key.chunk]) for owner in owners)
+        owners = {self.assignment.stage_of(self.assignment.owners[v]) for v in variables}
+        return not owners <= {None, self.placement[key.chunk]}
 
     def _check_handles(self, key: Visit, number: int) -> None:
         node = self.graph.nodes[number]
         touched = node.reads + node.writes
+        if not touched:
+            return
         in_parts = next((v for v in touched if v in self.gathered), None)
         if in_parts is not None and not (node.op in _READERS and self._can_copy(touched)):
             raise PlacementError(
@@ -294,14 +296,19 @@ class _Splitter:
 
     def _segment(self, key: Visit) -> Segment:
         members = sorted(self.members[key])
-        nodes = tuple(n for n in members if self.graph.nodes[n].op not in SOURCES)
-        sources = tuple(n for n in members if self.graph.nodes[n].op in SOURCES)
+        op_of = {n: self.graph.nodes[n].op for n in members}
+        nodes = tuple([n for n in members if op_of[n] not in SOURCES])
         remote = tuple(sorted(self.remote[key]))
+        readers = [n for n in nodes if op_of[n] in _READERS]
+        from_others = {n for n in readers if self._is_remote(key, self.graph.nodes[n].reads)}
+        # These read a variable of this stage whose parts are on several ranks.
+        uses = tuple(
+            [n for n in readers if n not in from_others and not self.gathered.isdisjoint(self.graph.nodes[n].reads)]
+        )
         # A handle that only reads of values need is not needed: they read what is fed in.
-        uses = tuple(n for n in nodes if self._is_use(key, n))
-        fed = {n for n in nodes if self._reads_remote(key, n)}.union(uses)
-        used = {t.node for n in nodes for t in self.graph.nodes[n].inputs if n not in fed}
-        sources = tuple(n for n in sources if self.graph.nodes[n].op != VARIABLE or n in used)
+        not_fed = set(nodes) - from_others - set(uses)
+        used = set[int]().union(*[self.graph.data_from[n] for n in not_fed])
+        sources = tuple([n for n in members if op_of[n] in SOURCES and (op_of[n] != VARIABLE or n in used)])
         return Segment(
             key,
             nodes=nodes,
@@ -316,12 +323,3 @@ class _Splitter:
     def _waits(self, key: Visit) -> tuple[tuple[int, tuple[int, ...]], ...]:
         own = {n for n in self.members[key] if self.places[n].role is Role.HOME and self._visit(n) == key}
         return waits_of_groups(self.graph, self.places, self.members[key], own, self.taken[key], self.group_of)
-
-    def _reads_remote(self, key: Visit, number: int) -> bool:
-        node = self.graph.nodes[number]
-        return node.op in _READERS and self._is_remote(key, node.reads)
-
-    def _is_use(self, key: Visit, number: int) -> bool:
-        """Returns whether a node reads a variable of this stage whose parts are on several ranks."""
-        node = self.graph.nodes[number]
-        return node.op in _READERS and not self.gathered.isdisjoint(node.reads) and not self._reads_remote(key, number)

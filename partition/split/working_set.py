@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from smp_tf.partition.graph.graph_caches import graph_cache
@@ -106,12 +107,12 @@ def segment_memory(
         beyond: how many more bytes are taken while a node runs than is counted, below 0 for fewer, by node.
     """
     waits = dict(segment.after)
-    repeated = repeated_ops(graph, segment.nodes, waits)
+    repeated = repeated_ops(graph, segment.nodes, tuple(waits))
     graph = without_repeated_ops(graph, repeated)
     nodes = [number for number in segment.nodes if number not in repeated]
     kept = {Tensor(repeated.get(t.node, t.node), t.index) for t in set(segment.outputs).difference(summed)}
     after = _after(graph, nodes, {n: [repeated.get(b, b) for b in before] for n, before in waits.items()})
-    late = _late(graph, nodes, after, seconds, kept)
+    late = _late(nodes, after, seconds, kept)
     seconds = [took * (_LATE if number in late else 1.0) for number, took in enumerate(seconds)]
     more = {repeated.get(number, number): count for number, count in (beyond or {}).items()}
     run = _Run(graph, nodes, seconds, kept, _Counting(unknown, least), 0, more)
@@ -131,16 +132,15 @@ def _after(graph: OpGraph, nodes: Sequence[int], besides: Mapping[int, Sequence[
     after: dict[int, list[int]] = {}
     for number in nodes:
         node = graph.nodes[number]
-        before = {t.node for t in node.inputs if t.node in inside} | {c for c in node.control if c in inside}
-        before.update(besides.get(number, ()))
-        for each in before:
+        before = inside.intersection((*[tensor.node for tensor in node.inputs], *node.control))
+        for each in before.union(besides.get(number, ())):
             after.setdefault(each, []).append(number)
     return after
 
 
 def _in_order(nodes: Sequence[int], after: Mapping[int, Sequence[int]]) -> list[int]:
     """Returns the nodes in an order in which each comes before those that wait for it."""
-    waits = Counter(number for waiting in after.values() for number in waiting)
+    waits = Counter(chain.from_iterable(after.values()))
     order = [number for number in nodes if not waits[number]]
     for number in order:
         for each in after.get(number, ()):
@@ -151,7 +151,6 @@ def _in_order(nodes: Sequence[int], after: Mapping[int, Sequence[int]]) -> list[
 
 
 def _late(
-    graph: OpGraph,
     nodes: Sequence[int],
     after: Mapping[int, Sequence[int]],
     seconds: Sequence[float],
@@ -168,19 +167,16 @@ def _late(
     rest: dict[int, float] = {}
     for number in reversed(_in_order(nodes, after)):
         readers = after.get(number, ())
-        rest[number] = max((seconds[reader] + rest[reader] for reader in readers), default=0.0)
+        rest[number] = max([seconds[reader] + rest[reader] for reader in readers], default=0.0)
         if needed.intersection(readers):
             needed.add(number)
-    longest = {n: max(rest[reader] for reader in readers) for n, readers in after.items()}
-    before: dict[int, list[int]] = {}
-    for number, readers in after.items():
+    # For each node, the shortest among what waits longest for those that it reads.
+    ahead: dict[int, float] = {}
+    for readers in after.values():
+        longest = max([rest[reader] for reader in readers])
         for reader in readers:
-            before.setdefault(reader, []).append(number)
-    return frozenset(
-        number
-        for number in nodes
-        if number not in needed and number in before and all(rest[number] < longest[n] for n in before[number])
-    )
+            ahead[reader] = min(longest, ahead.get(reader, longest))
+    return frozenset([n for n in nodes if n not in needed and n in ahead and rest[n] < ahead[n]])
 
 
 class _Counting(NamedTuple):
@@ -232,16 +228,21 @@ class _Run:
         self.constants = Most(0, 0)
         for tensor in kept_constants(graph, nodes, folded, kept):
             self.constants = self.constants.plus(counting.of(graph.type_of(tensor)))
-        self._root = memory_roots(graph, nodes)
+        root = memory_roots(graph, nodes)
         self._size: dict[Tensor, Most] = {}
-        self._readers = Counter(self._memory(tensor) for n in nodes for tensor in graph.nodes[n].inputs)
-        self._readers.update(self._memory(tensor) for tensor in kept)
+        #: For each node, the memory that it reads, and its outputs that have memory of their own.
+        self._read = {n: [root.get(tensor, tensor) for tensor in graph.nodes[n].inputs] for n in nodes}
+        self._made = {n: [tensor for tensor in self._in_memory(n) if tensor not in root] for n in nodes}
+        self._readers = Counter(chain.from_iterable(self._read.values()))
+        self._readers.update([root.get(tensor, tensor) for tensor in kept])
         #: The bytes now, and the most so far: of all tensors, and of large ones.
         self.in_use = self.most = 0
         self.in_use_large = self.most_large = 0
 
-    def _memory(self, tensor: Tensor) -> Tensor:
-        return self._root.get(tensor, tensor)
+    def _in_memory(self, number: int) -> list[Tensor]:
+        """Returns the outputs of a node, but for those that lie in memory that exists anyway."""
+        is_there = self._graph.nodes[number].op in NO_MEMORY_OPS or number in self._constant
+        return [] if is_there else self._graph.tensors_of(number)
 
     def to_end(self, after: Mapping[int, Sequence[int]]) -> None:
         """Runs all nodes.
@@ -249,7 +250,7 @@ class _Run:
         Args:
             after: the nodes that wait for each.
         """
-        waits = Counter(number for waiting in after.values() for number in waiting)
+        waits = Counter(chain.from_iterable(after.values()))
         ready = deque(number for number in self._nodes if not waits[number])
         running: list[tuple[float, int, int, Most]] = []
         now, begun = 0.0, 0
@@ -280,16 +281,16 @@ class _Run:
         else:
             taken = workspace(self._graph, node, counting.unknown)
             own = Most(taken, taken if taken >= counting.least else 0)
-        made = self._made(number)
-        for tensor in made:
-            self._size[tensor] = counting.of(self._graph.type_of(tensor))
+        made = self._made[number]
+        sizes = [counting.of(node.outputs[tensor.index]) for tensor in made]
+        self._size.update(zip(made, sizes, strict=True))
         if node.op in IN_PLACE_OPS and made:
             # An input that nothing else reads gives its memory to the output.
-            for source in map(self._memory, node.inputs):
+            for source in self._read[number]:
                 if self._readers[source] == 1 and self._size.get(source) == self._size[made[0]]:
                     self._free(self._size.pop(source))
                     break
-        for count, large in (own, *(self._size[tensor] for tensor in made)):
+        for count, large in (own, *sizes):
             self.in_use += count
             self.in_use_large += large
         more = self._beyond.get(number, 0)
@@ -300,10 +301,10 @@ class _Run:
     def _end(self, number: int, own: Most) -> None:
         """Frees what a node took for itself, and what nothing else reads."""
         self._free(own)
-        for tensor in self._made(number):
+        for tensor in self._made[number]:
             if not self._readers[tensor]:
                 self._free(self._size.pop(tensor))
-        for source in map(self._memory, self._graph.nodes[number].inputs):
+        for source in self._read[number]:
             self._readers[source] -= 1
             if not self._readers[source] and source in self._size:
                 self._free(self._size.pop(source))
@@ -311,12 +312,6 @@ class _Run:
     def _free(self, freed: Most) -> None:
         self.in_use -= freed.bytes
         self.in_use_large -= freed.large
-
-    def _made(self, number: int) -> list[Tensor]:
-        """Returns the outputs of a node that have memory of their own."""
-        node = self._graph.nodes[number]
-        outputs = () if node.op in NO_MEMORY_OPS or number in self._constant else range(len(node.outputs))
-        return [tensor for index in outputs if (tensor := Tensor(number, index)) not in self._root]
 
 
 def _in_functions(
@@ -379,7 +374,7 @@ def _in_function(
 ) -> SegmentMemory:
     """Returns the most bytes that a function has at once besides its results, and those of its constants."""
     body = function_graph(library, name, given, results, call.trips)
-    repeated = repeated_ops(body, range(len(given), len(body.nodes)))
+    repeated = repeated_ops(body, tuple(range(len(given), len(body.nodes))))
     body = without_repeated_ops(body, repeated)
     nodes = [number for number in range(len(given), len(body.nodes)) if number not in repeated]
     seconds, kept = node_seconds(body, unknown=counting.unknown), set(body.outputs)

@@ -110,11 +110,8 @@ class _Numbers:
 
     def __init__(self, operations: Sequence[tf.Operation], graph_def: Any) -> None:
         self._number_of = {op.name: number for number, op in enumerate(operations)}
-        self._definition_of = {node.name: node for node in graph_def.node}
-
-    def definition(self, op: tf.Operation) -> Any:
-        """Returns the definition of an op."""
-        return self._definition_of[op.name]
+        #: The definition of each op, by the op's name.
+        self.definition_of = {node.name: node for node in graph_def.node}
 
     def tensor(self, tensor: tf.Tensor) -> Tensor:
         """Returns the tensor of the op graph that stands for a tensor of TensorFlow's."""
@@ -126,7 +123,7 @@ class _Numbers:
         In a definition an input is "op", for the op's first output, "op:number" or "^op", for an op to wait for.
         """
         inputs, control = [], []
-        for reference in self.definition(op).input:
+        for reference in self.definition_of[op.name].input:
             name, _, index = reference.partition(":")
             if not name.startswith("^"):
                 inputs.append(Tensor(self._number_of[name], int(index or 0)))
@@ -235,7 +232,7 @@ class _Ops:
         made: dict[str, Any] = {"call": call, "backward": backward, "forward_of": forward_of}
         return Node(
             op=op.type,
-            definition=self._numbers.definition(op).SerializeToString(deterministic=True),
+            definition=self._numbers.definition_of[op.name].SerializeToString(deterministic=True),
             stateful=bool(writes) or (op.type in self._stateful and op.type not in _WITHOUT_EFFECT),
             reads=reads,
             writes=writes,

@@ -403,7 +403,7 @@ def _tensors(
     unknown: int,
 ) -> tuple[tuple[Flow, ...], tuple[Stash, ...]]:
     """Returns the tensors that flow between units, and those that are kept for backward."""
-    remade = constants(graph) | copied(graph) | weight_derived(graph).keys()
+    remade, passed_by = constants(graph) | copied(graph) | weight_derived(graph).keys(), passed_through(graph)
     flows: list[Flow] = []
     stashes: list[Stash] = []
     for number, node in enumerate(graph.nodes):
@@ -411,7 +411,7 @@ def _tensors(
         producer = backward_unit[number] if backward else forward_unit.get(number)
         if producer is None or node.op in SOURCES or number in remade:
             continue
-        passed = passed_through(graph.library, node)
+        passed = passed_by.get(number, {})
         for index, kind in enumerate(node.outputs):
             nbytes = float(kind.nbytes(unknown))
             if index in passed and node.inputs[passed[index]].node in remade:

@@ -31,6 +31,7 @@ from smp_tf.partition.graph.node_def import colocated_with
 from smp_tf.partition.graph.op_graph import (
     ARGUMENT,
     CAPTURE,
+    HANDLE_DTYPES,
     SEED,
     SOURCES,
     UNSENDABLE_DTYPES,
@@ -41,8 +42,6 @@ from smp_tf.partition.graph.op_graph import (
 from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, MATRIX_OPS, SUM_OVER_REPLICAS
 
 _HEAVY_OPS = MATRIX_OPS | FUNCTION_OPS
-#: Types whose tensors no other process can make again.
-_OF_PROCESS = UNSENDABLE_DTYPES - {"string"}
 
 #: Name of the unit that holds what the step does with the model's output.
 AFTER_MODEL = "loss and outputs"
@@ -137,7 +136,7 @@ def _made_of(graph: OpGraph, sources: frozenset[str], heavy: bool) -> frozenset[
         if node.stateful or node.reads or node.writes or (not heavy and node.op in _HEAVY_OPS):
             continue
         is_made_of_them = bool(node.outputs) and found.issuperset(graph.data_from[number])
-        if is_made_of_them and _OF_PROCESS.isdisjoint([kind.dtype for kind in node.outputs]):
+        if is_made_of_them and HANDLE_DTYPES.isdisjoint([kind.dtype for kind in node.outputs]):
             found.add(number)
     return frozenset(found)
 

@@ -13,7 +13,7 @@ from tests.partition.traced_step import step_graph
 
 
 def repeated(graph: OpGraph) -> list[str]:
-    numbers = [number for number, node in enumerate(graph.nodes) if node.op not in SOURCES]
+    numbers = tuple(number for number, node in enumerate(graph.nodes) if node.op not in SOURCES)
     return [graph.nodes[number].op for number in repeated_ops(graph, numbers) if graph.nodes[number].op != "Const"]
 
 
@@ -42,7 +42,7 @@ def test_ops_are_alike_where_they_are_given_the_same(
 
 def test_what_reads_a_repeated_op_reads_the_first() -> None:
     graph = step_graph(branches, tf.TensorSpec([4]))
-    numbers = [number for number, node in enumerate(graph.nodes) if node.op not in SOURCES]
+    numbers = tuple(number for number, node in enumerate(graph.nodes) if node.op not in SOURCES)
     [(first, second)] = [(f, n) for n, f in repeated_ops(graph, numbers).items() if graph.nodes[n].op == "Pad"]
     [product] = [number for number, node in enumerate(graph.nodes) if node.op == "Mul"]
     assert graph.nodes[product].inputs == (Tensor(first, 0), Tensor(second, 0))
@@ -53,6 +53,6 @@ def test_what_reads_a_repeated_op_reads_the_first() -> None:
 def test_an_op_that_waits_for_others_is_like_no_other() -> None:
     graph = step_graph(branches, tf.TensorSpec([4]))
     relus = [number for number, node in enumerate(graph.nodes) if node.op == "Relu"]
-    numbers = [number for number, node in enumerate(graph.nodes) if node.op not in SOURCES]
+    numbers = tuple(number for number, node in enumerate(graph.nodes) if node.op not in SOURCES)
     assert relus[1] in repeated_ops(graph, numbers)
-    assert relus[1] not in repeated_ops(graph, numbers, apart=[relus[1]])
+    assert relus[1] not in repeated_ops(graph, numbers, (relus[1],))
