@@ -136,7 +136,7 @@ def request_for(
         Once(config.check_inputs, _stage_sums_of(traced.models), config.xla, sum_wait()),
     )
     return request.changed(
-        beyond=by_node(graph, _beyond_of(traced.models, samples)),
+        beyond=by_node(graph, _beyond_of(traced.models, samples, decides=decides)),
         held=_held_in_earlier_trainings(traced, samples) if decides else {},
     )
 
@@ -213,10 +213,19 @@ def _times_of(models: Sequence[SplitModel], samples: int) -> UnitTimes:
     return UnitTimes(measured, alone=_mean_of([store.alone for store in stores]), message=message)
 
 
-def _beyond_of(models: Sequence[SplitModel], samples: int) -> dict[str, tuple[int, int]]:
+def _beyond_of(models: Sequence[SplitModel], samples: int, *, decides: bool) -> dict[str, tuple[int, int]]:
     """Returns how many more bytes units need than is estimated, of models that were measured with as many samples."""
-    stores = [model._smp_store for model in models]
-    return {name: more for store in stores if store.beyond_samples == samples for name, more in store.beyond.items()}
+    found: dict[str, tuple[int, int]] = {}
+    for store in (model._smp_store for model in models):
+        if store.beyond_samples == samples:
+            found |= store.beyond
+        elif store.beyond and decides:
+            announce(
+                f"The memory of model {store.model_name!r} was measured for {store.beyond_samples} samples, and its "
+                f"microbatches have {samples}, so it is estimated. Give model.profile as many as a microbatch has.",
+                runtime.current().topology.rank,
+            )
+    return found
 
 
 def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
