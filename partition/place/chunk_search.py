@@ -39,6 +39,8 @@ _SWEEPS = 6
 _NEXT, _LOW = 2, 4
 #: How many cuts apart two are that are moved together.
 _APART = 3
+#: From how many cuts a search begins.
+_MOST_STARTS = 2
 #: The most cuts that are tried from one start, the same on every machine.
 _MOST_LOOKS = 150_000
 
@@ -109,6 +111,12 @@ class ChunkSearch:
         self._limits = np.asarray([math.inf if limit is None else limit for limit in ranks.memory])
         self._shared = shared_of(chain)
         self._far = far_tensors(chain, microbatches, len(chunks.placement))
+        most = max((len(users) for _, users in self._far), default=0)
+        #: For each tensor that goes far the unit that makes it, then those that read it, the last one repeated.
+        self._far_ends = np.asarray([(at, *users, *users[-1:] * (most - len(users))) for at, users in self._far])
+        self._far_bytes = np.asarray(list(self._far.values()))
+        #: For each number of readers, the units that make and that read tensors, and their bytes per step.
+        self._moved_by_readers = _by_readers(chain, microbatches)
         #: The first and the last chunk of each run of chunks on one stage.
         self._joined = list(_joined(chunks.placement))
         self._low = _low_places(self._costs, len(chunks.placement))
@@ -149,14 +157,30 @@ class ChunkSearch:
             sent -= shared.crossing * sent_twice
             moved -= shared.moved * self._seconds * moved_twice
         memory = weights + stashed
-        for (producer, users), nbytes in self._far.items():
-            sent -= nbytes * self._sent_twice(cuts, producer, np.asarray(users))
+        sent -= self._sent_twice(cuts)
         late = self._give_owners(cuts, memory)
         time = compute / np.asarray(ranks.speed) + moved / np.asarray(ranks.link)
         slowest = time.max(axis=1)
         step = self._microbatches * slowest + (time.sum(axis=1) - slowest) / chunks.per_stage
         over = np.where(legal, np.maximum(memory - self._limits, 0.0).max(axis=1), math.inf)
         return Looked(memory if self._objective == "memory" else time, sent, step, over, late)
+
+    def sent(self, cuts: _Places) -> Array:
+        """Returns the bytes per step that cuts send, each tensor counted exactly.
+
+        Args:
+            cuts: a row for each, with the first unit of chunk 1, of chunk 2 and so on.
+        """
+        units, stages = np.arange(self._costs.count), np.arange(self._chunks.stages)
+        stage_of = np.asarray(self._chunks.placement)[(cuts[:, :, None] <= units).sum(axis=1)]
+        found = np.zeros(len(cuts))
+        for ends, nbytes in self._moved_by_readers:
+            makes, reads = stage_of[:, ends[:, :1]], stage_of[:, ends[:, 1:]]
+            if reads.shape[2] == 1:
+                found += (reads != makes)[:, :, 0] @ nbytes
+            else:
+                found += sum(((reads == at).any(axis=2) & (makes[:, :, 0] != at)) @ nbytes for at in stages)
+        return found
 
     def late(self, cuts: Cuts) -> frozenset[int]:
         """Returns the shared variables that their last user owns.
@@ -192,28 +216,24 @@ class ChunkSearch:
             given.append(late)
         return given
 
-    def _sent_twice(self, cuts: _Places, producer: int, users: _Places) -> Array:
-        """Returns, for each cut, how often costs of runs count a tensor too often.
+    def _sent_twice(self, cuts: _Places) -> Array:
+        """Returns, for each cut, the bytes of tensors that go far and that costs of runs count too often.
 
         Args:
             cuts: a row for each.
-            producer: the unit that makes the tensor.
-            users: the units that read it.
         """
-        placement = np.asarray(self._chunks.placement)
+        if not self._far:
+            return np.zeros(len(cuts))
+        stage_of = np.asarray([self._chunks.placement[first] for first, _ in self._joined])
         run_of = np.repeat(np.arange(len(self._joined)), [last - first + 1 for first, last in self._joined])
-        at = run_of[(cuts <= producer).sum(axis=1)]
-        runs = np.zeros((len(cuts), len(self._joined)), bool)
-        stages = np.zeros((len(cuts), self._chunks.stages), bool)
-        rows = np.arange(len(cuts))
-        stage_of = placement[[first for first, _ in self._joined]]
-        for user in users:
-            run = run_of[(cuts <= user).sum(axis=1)]
-            runs[rows, run] = True
-            stages[rows, stage_of[run]] = True
-        runs[rows, at] = False
-        stages[rows, stage_of[at]] = False
-        return (runs.sum(axis=1) - stages.sum(axis=1)).astype(float)
+        ends = run_of[(cuts[:, :, None] <= self._far_ends.ravel()).sum(axis=1)].reshape(
+            len(cuts), *self._far_ends.shape
+        )
+        makes, reads = ends[:, :, :1], ends[:, :, 1:]
+        runs, stages = np.arange(len(self._joined)), np.arange(self._chunks.stages)
+        in_runs = (reads[:, :, :, None] == runs).any(axis=2) & (makes != runs)
+        in_stages = (stage_of[reads][:, :, :, None] == stages).any(axis=2) & (stage_of[makes] != stages)
+        return np.asarray((in_runs.sum(axis=2) - in_stages.sum(axis=2)) @ self._far_bytes)
 
     def _counted_twice(self, cuts: _Places, users: _Places) -> tuple[Array, Array, Array]:
         """Returns how often costs of runs count a weight of several units too often.
@@ -261,6 +281,11 @@ class ChunkSearch:
         """
         first = self.look(np.asarray([known]))
         best = (float(first.sent[0]), float(first.step[0])), known
+        tried = np.asarray(starts, np.int64)
+        looked = self.look(tried)
+        over = np.maximum(looked.load / most - 1, 0.0).sum(axis=1) + np.maximum(looked.step / longest - 1, 0.0)
+        order = np.argsort(looked.sent / (best[0][0] or 1.0) + 16 * over, kind="stable")[:_MOST_STARTS]
+        starts = [starts[at] for at in order]
         scale, seconds = best[0][0] or 1.0, best[0][1] or 1.0
         for start in starts:
             cuts = start
@@ -332,6 +357,19 @@ def shared_of(chain: Chain) -> list[SharedWeights]:
             sum(chain.bytes_across(weight) for weight in weights),
         )
         for users, weights in sorted(found.items())
+    ]
+
+
+def _by_readers(chain: Chain, microbatches: int) -> list[tuple[_Places, Array]]:
+    """Returns the units that make and that read tensors and shared weights, and the bytes, by the number of readers."""
+    moved = [((flow.producer, *flow.consumers), flow.nbytes * microbatches) for flow in chain.flows]
+    moved += [(weight.users, weight.crossing) for weight in chain.weights if len(weight.users) > 1]
+    found: dict[int, list[tuple[tuple[int, ...], float]]] = {}
+    for ends, nbytes in moved:
+        found.setdefault(len(ends), []).append((ends, nbytes))
+    return [
+        (np.asarray([ends for ends, _ in alike]), np.asarray([nbytes for _, nbytes in alike]))
+        for alike in found.values()
     ]
 
 

@@ -5,8 +5,9 @@
                         ├──▶ least_crossing: where branches can be next to each other, what any placement sends at least
                         ├──▶ border_search: where few units can be on either side, the best of all placements
                         ├──▶ solve_dag: where that does not prove enough, any placement, or a better bound
-                        ├──▶ front_search: where stages have two chunks, the cut at some places that sends the fewest
-                        └──▶ chunk_search: where stages have several chunks, cuts that are found, and nothing proved
+                        ├──▶ chunk_paths: where stages have several chunks, cuts that send few bytes, and a bound
+                        ├──▶ front_search: where that is far from its bound, the best cut at some places, of two chunks
+                        └──▶ chunk_search: and cuts that are found from there
                       ──▶ of those found the one that sends the fewest bytes, then the one with the shortest step
 
 Balance is the bytes of the fullest stage, or the seconds of the slowest one per microbatch. By speed, the step may not
@@ -20,12 +21,15 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.place.asked import Asked, Effort, Placed
 from smp_tf.partition.place.border_search import BorderSearch
+from smp_tf.partition.place.chunk_paths import ChunkPaths
 from smp_tf.partition.place.chunk_search import ChunkSearch, Cuts
 from smp_tf.partition.place.cut_search import Most
-from smp_tf.partition.place.front_search import MOST_PLACES, Fronts, FrontSearch
+from smp_tf.partition.place.front_search import Fronts, FrontSearch
 from smp_tf.partition.place.least_crossing import least_crossing
 from smp_tf.partition.place.placement import Placement, Ranks, costed
 from smp_tf.partition.place.solve_chain import chunks_of_cuts, cuts_that_send_least
@@ -38,6 +42,10 @@ from smp_tf.partition.place.trade import Offer, Trade
 _SHARE = 0.5
 #: The share by which a placement may send more than a bound and still count as proved to send least.
 _NEAR = 1e-9
+#: The share of a bound that cuts into chunks may send without a search for better ones.
+_ENOUGH = 1.1
+#: Up to so many units, searches that take longer find nothing more.
+_FEW_UNITS = 40
 #: The parts of what a stage may have that each of its chunks may have in the first cuts, in equal parts.
 _SHARES = (1.02, 1.2, 1.5)
 
@@ -195,11 +203,13 @@ def _of_all_cuts(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
 
 
 def _in_chunks(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
-    """Returns cuts that send few bytes, where stages have several chunks. Nothing is proved of them."""
+    """Returns cuts that send few bytes, where stages have several chunks."""
     chain, chunks, ranks = asked.chain, asked.chunks, asked.ranks
     search = ChunkSearch(chain, chunks, asked.objective, asked.microbatches, ranks)
-    fronts = None
-    if Fronts.of(chunks.placement) is not None:
+    fronts = paths = None
+    if not ChunkPaths.is_too_large(chain, chunks):
+        paths = ChunkPaths(chain, chunks, asked.objective, asked.microbatches, ranks, search)
+    if Fronts.of(chunks.placement) is not None and (paths is None or len(chain.names) > _FEW_UNITS):
         fronts = FrontSearch(chain, chunks, asked.objective, asked.microbatches, ranks)
 
     def placed(cuts: Cuts) -> Placement:
@@ -207,20 +217,47 @@ def _in_chunks(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
         owners = {w.variable: chunk_of[w.users[-1 if w.variable in late else 0]] for w in chain.weights}
         return costed(chain, chunk_of, owners, asked.microbatches, chunks, ranks)
 
-    known = balanced.cuts
-    even = placed(search.more_even([known, *(fronts.most_even(known) if fronts is not None else ())]))
+    even = placed(_more_even(asked, balanced.cuts, search, paths, fronts))
     if asked.score(even) < asked.score(balanced) and _is_within(asked, even, Most()):
         balanced = even
     best = _offered(asked, balanced)
     most = best.offer.within(asked.objective, effort.tolerance)
     load = most.memory if asked.objective == "memory" else most.time
-    starts = fronts.sends_least(load, balanced.cuts) if fronts is not None else []
-    if fronts is None or len(chain.names) <= MOST_PLACES:
-        starts += _of_chunks_alone(asked, [load * share / chunks.per_stage for share in _SHARES])
-    less = placed(search.sends_less([*starts, balanced.cuts], load, most.step, balanced.cuts))
+    cuts, bound = balanced.cuts, 0.0
+    if paths is not None:
+        cuts, bound = paths.sends_least(load, most.step, cuts)
+    sent = float(search.sent(np.asarray([cuts]))[0])
+    if sent > _ENOUGH * bound and (paths is None or len(chain.names) > _FEW_UNITS):
+        starts = [cuts]
+        if fronts is not None:
+            starts += fronts.sends_least(load, balanced.cuts, sent)
+        else:
+            starts += _of_chunks_alone(asked, [load * share / chunks.per_stage for share in _SHARES])
+        cuts = search.sends_less(starts, load, most.step, cuts)
+    less = placed(cuts)
     within = _some(asked, less) if _is_within(asked, less, most) else []
-    least = placed(search.sends_less(_of_chunks_alone(asked, [math.inf]), math.inf, math.inf, less.cuts))
-    return _Found(best, [best, *within], _some(asked, least))
+    other = [placed(one) for one in _of_chunks_alone(asked, [math.inf])]
+    if paths is not None:
+        other.append(placed(paths.sends_least_of_all()))
+    found = _Found(best, [best, *within], [_offered(asked, one) for one in other if _is_within(asked, one, Most())])
+    fewest = _first(found.within).offer.sent
+    if bound or not fewest:
+        found.bound_of_cuts = min(bound / asked.microbatches, fewest)
+        found.bound = found.bound_of_cuts if asked.is_only_order and not asked.is_by_hand else None
+    return found
+
+
+def _more_even(
+    asked: Asked, known: Cuts, search: ChunkSearch, paths: ChunkPaths | None, fronts: FrontSearch | None
+) -> Cuts:
+    """Returns cuts into chunks that are more even than those that are known."""
+    starts, share = [known], 0.0
+    if paths is not None:
+        even, share = paths.most_even(known)
+        starts.append(even)
+    if fronts is not None and share < 1 - asked.tolerance:
+        starts += fronts.most_even(known)
+    return search.more_even(starts)
 
 
 def _of_chunks_alone(asked: Asked, parts: Sequence[float]) -> list[Cuts]:

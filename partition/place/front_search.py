@@ -31,8 +31,9 @@ _Places = NDArray[np.int64]
 _Flags = NDArray[np.bool_]
 #: How many places for cuts are looked at together.
 MOST_PLACES = 56
-#: How many places for the begin of the second front are tried, where it has one; all, where there are so few places.
-_MIDDLES, _FEW = 7, 36
+#: How many places for the begin of the second front are tried, where it has one, for even cuts and for few bytes; all,
+#: where there are so few places.
+_MIDDLES, _FEWER_MIDDLES, _FEW = 7, 4, 36
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,9 @@ class FrontSearch:
         self._chunks, self._objective, self._ranks, self._fronts = chunks, objective, ranks, fronts
         self._starts = earliest_starts(chain, chunks.placement)
         self._far = far_tensors(chain, microbatches, len(chunks.placement))
-        #: By their users, the bytes of copies of shared weights.
-        self._shared = {shared.users: shared.copied for shared in shared_of(chain)}
+        #: By the places, what runs between these receive and make of such tensors.
+        self._far_tables: dict[bytes, tuple[_Flags, _Flags]] = {}
+        self._shared = shared_of(chain)
 
     def most_even(self, like: Cuts) -> list[Cuts]:
         """Returns cuts whose fullest, or slowest, stage has little, the best last.
@@ -131,30 +133,33 @@ class FrontSearch:
         Args:
             like: cuts that are known. A second front that begins somewhere begins near theirs.
         """
-        return self._nearer(like, lambda before, taken: np.maximum(before, taken.load))
+        return self._nearer(like, lambda before, taken: np.maximum(before, taken.load), _MIDDLES)
 
-    def sends_least(self, most: float, like: Cuts) -> list[Cuts]:
-        """Returns cuts that send few bytes, the best last; none where none is found within the limit.
+    def sends_least(self, most: float, like: Cuts, known: float = math.inf) -> list[Cuts]:
+        """Returns cuts that send few bytes, the best last; none where none is found within the limits.
 
         Args:
             most: what each stage may have of what is balanced.
             like: cuts that are known, within the limit.
+            known: the bytes per step that are sent at most.
         """
+        # A shared weight may count for each run.
+        known += sum(shared.crossing for shared in self._shared) * len(self._chunks.placement)
 
         def sent(before: Array, taken: _Taken) -> Array:
-            return np.where(taken.load <= most, before + taken.sent(), math.inf)
+            nbytes = before + taken.sent()
+            return np.where((taken.load <= most) & (nbytes <= known), nbytes, math.inf)
 
-        return self._nearer(like, sent)
+        return self._nearer(like, sent, _FEWER_MIDDLES)
 
-    def _nearer(self, like: Cuts, value: Callable[[Array, _Taken], Array]) -> list[Cuts]:
+    def _nearer(self, like: Cuts, value: Callable[[Array, _Taken], Array], middles: int) -> list[Cuts]:
         """Returns the best cuts at places all over the model, then the best ones near these, or near known ones."""
         places = self._places()
-        step = max(1, len(places) // _MIDDLES) if len(places) > _FEW else 1
-        found = [cuts for cuts in [self._best(places, like, value, step)] if cuts is not None]
+        found = [cuts for cuts in [self._best(places, like, value, middles, all_over=True)] if cuts is not None]
         near, are_all = (found or [like])[0], len(places) == self._costs.count - 1
         if are_all and (self._fronts.meet or len(places) <= _FEW):
             return found
-        nearest = self._best(places if are_all else self._near(near), near, value)
+        nearest = self._best(places if are_all else self._near(near), near, value, middles)
         return [*found, nearest] if nearest is not None else found
 
     def _places(self) -> _Places:
@@ -179,11 +184,19 @@ class FrontSearch:
         near = {cut + by for cut in cuts for by in range(-far, far + 1)}
         return np.asarray(sorted(at for at in near if 0 < at < self._costs.count))
 
-    def _best(self, places: _Places, like: Cuts, value: Callable[[Array, _Taken], Array], step: int = 1) -> Cuts | None:
+    def _best(
+        self,
+        places: _Places,
+        like: Cuts,
+        value: Callable[[Array, _Taken], Array],
+        middles: int,
+        *,
+        all_over: bool = False,
+    ) -> Cuts | None:
         """Returns the cuts with the least value, by the value before a stage is filled and what it takes."""
         grid = np.unique(np.concatenate([[0], places, [self._costs.count]]))
         best: tuple[float, Cuts] | None = None
-        for begin, end in self._ends(grid, like, step):
+        for begin, end in self._ends(grid, like, middles, all_over=all_over):
             reached = np.full((len(grid), len(grid)), math.inf)
             reached[begin] = 0.0
             ways = []
@@ -195,17 +208,26 @@ class FrontSearch:
                 best = found, self._cuts(grid, ways, reached)
         return best[1] if best is not None else None
 
-    def _ends(self, grid: _Places, like: Cuts, step: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Yields where both fronts begin and end. Fronts that meet end anywhere, which is (-1, -1)."""
+    def _ends(
+        self, grid: _Places, like: Cuts, middles: int, *, all_over: bool
+    ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Yields where both fronts begin and end. Fronts that meet end anywhere, which is (-1, -1).
+
+        Args:
+            grid: all places.
+            like: cuts that are known.
+            middles: how many places for the begin of the second front are tried, where there are many.
+            all_over: whether they are spread all over the model. Otherwise they are next to that of the known cuts.
+        """
         last = len(grid) - 1
         if self._fronts.meet:
             yield (0, last), (-1, -1)
             return
         half = len(self._fronts.levels)
         at = int(np.argmin(np.abs(grid - like[half - 1])))
-        most = _MIDDLES if last > _FEW else last
+        step = max(1, last // middles) if all_over and last > _FEW else 1
         possible = [begin for begin in range(half, last - half + 1) if (begin - at) % step == 0]
-        for begin in sorted(possible, key=lambda other: abs(other - at))[:most]:
+        for begin in sorted(possible, key=lambda other: abs(other - at))[: middles if last > _FEW else last]:
             yield (0, begin), (begin, last)
 
     def _filled(
@@ -277,7 +299,7 @@ class FrontSearch:
         def sent() -> Array:
             if whole is not None:
                 return np.broadcast_to(costs.sent[whole], shape)
-            return np.add(*of(costs.sent)) - (0.0 if alone else self._sent_twice(ones, pairs))
+            return np.add(*of(costs.sent)) - (0.0 if alone else self._sent_twice(grid, begin, afters, befores))
 
         if self._objective == "speed":
             ranks = self._ranks
@@ -290,24 +312,39 @@ class FrontSearch:
             kept = held.get(level.first, 0), 0 if level.second is None else held.get(level.second, 0)
             stashed = np.maximum(stashed, kept[0] * stashes[0] + kept[1] * stashes[1])
         load = np.add(*of(costs.weights)) + stashed
-        for users, copied in self._shared.items() if not alone else ():
-            load = load - copied * (_uses(ones, users)[:, None, None] & _uses(pairs, users))
+        for shared in self._shared if not alone else ():
+            load = load - shared.copied * (_uses(ones, shared.users)[:, None, None] & _uses(pairs, shared.users))
         return _Taken(load, sent), legal
 
-    def _sent_twice(self, ones: tuple[_Places, _Places], pairs: tuple[_Places, _Places]) -> Array | float:
+    def _sent_twice(self, grid: _Places, begin: int, afters: _Places, befores: _Places) -> Array | float:
         """Returns the bytes that both runs of a stage receive, or that one receives and the other one makes.
 
         Args:
-            ones: begins and ends of the runs at the first front.
-            pairs: those of the runs at the second front.
+            grid: all places.
+            begin: number of the place of the first front before.
+            afters: numbers of the places of the first front after it.
+            befores: numbers of the places of the second front before.
         """
-        found: Array | float = 0.0
-        for (producer, users), nbytes in self._far.items():
-            reads, makes = (_uses(ones, units)[:, None, None] for units in (users, (producer,)))
-            reads_too, makes_too = (_uses(pairs, units) for units in (users, (producer,)))
-            counted = (reads & ~makes).astype(int) + (reads_too & ~makes_too)
-            found = found + nbytes * (counted - ((reads | reads_too) & ~(makes | makes_too)))
-        return found
+        if not self._far:
+            return 0.0
+        receives, makes = (table[begin, afters] for table in self._far_on(grid))
+        receives_too, makes_too = (
+            table[:, befores] if self._fronts.meet else table[befores].swapaxes(0, 1) for table in self._far_on(grid)
+        )
+        nbytes = np.asarray(list(self._far.values()))
+        twice = (receives * nbytes) @ (receives_too | makes_too).reshape(-1, len(nbytes)).T
+        twice += (makes * nbytes) @ receives_too.reshape(-1, len(nbytes)).T
+        return np.asarray(twice.reshape(len(afters), len(grid), len(befores)))
+
+    def _far_on(self, grid: _Places) -> tuple[_Flags, _Flags]:
+        """Returns which tensors that go far runs between places receive, and which they make, along the last axis."""
+        at = grid.tobytes()
+        if at not in self._far_tables:
+            runs = grid[:, None], grid
+            makes = np.stack([_uses(runs, (producer,)) for producer, _ in self._far], axis=-1)
+            reads = np.stack([_uses(runs, users) for _, users in self._far], axis=-1)
+            self._far_tables[at] = reads & ~makes, makes
+        return self._far_tables[at]
 
     def _cuts(self, grid: _Places, ways: Sequence[tuple[_Places, _Places]], reached: Array) -> Cuts:
         """Returns the cuts of the best way."""

@@ -256,7 +256,6 @@ def test_of_many_cuts_into_chunks_few_bytes_are_found(
         )
         trade = found.trade
         assert trade is not None
-        assert (trade.bound, trade.bound_of_cuts) == (None, None)
         most = trade.balanced.within(objective, 0.1)
         within = [
             offer.sent
@@ -264,6 +263,9 @@ def test_of_many_cuts_into_chunks_few_bytes_are_found(
             if offer.balance <= min(most.memory, most.time) and offer.step <= most.step
         ]
         assert trade.taken.balance <= min(most.memory, most.time)
+        assert trade.bound is not None
+        assert trade.bound == trade.bound_of_cuts
+        assert trade.bound <= min(within) * (1 + 1e-9)
         ratios.append(trade.taken.sent / min(within))
     assert min(ratios) >= 1 - 1e-9
     assert sum(ratio <= 1.1 for ratio in ratios) >= 16, ratios
