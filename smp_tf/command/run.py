@@ -153,8 +153,6 @@ def command_of(script: Sequence[str], module: Sequence[str] | None) -> list[str]
         return [sys.executable, "-m", *module]
     if not words:
         raise UsageError("Say what the ranks are to run, such as: smp-tf run -np 2 train.py")
-    if words[0].startswith("-"):
-        raise UsageError(f"{words[0]} is no option of `smp-tf run` (smp-tf run --help lists them), and no script.")
     if Path(words[0]).is_file():
         return [sys.executable, *words]
     if Path(words[0]).name.startswith("python"):

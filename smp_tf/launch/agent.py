@@ -206,9 +206,9 @@ class Agent:
     def _start(self, job: Mapping[str, Any]) -> None:
         self._grace = job["grace"]
         try:
-            interface = job["interface"] or interface_towards(job["peer"])
+            interface = chosen_interface(job["interface"], job["peer"])
         except OSError as error:
-            self._say(Frame(TROUBLE, NO_RANK, f"{job['peer']}: {error.strerror}".encode()))
+            self._say(Frame(TROUBLE, NO_RANK, f"{error.filename}: {error.strerror}".encode()))
             return
         environment = {**os.environ, **job["environment"]}
         environment |= {name: interface for name in job["interface variables"]}
@@ -335,6 +335,26 @@ class Agent:
                     self._selector.register(descriptor, selectors.EVENT_READ, self._reader(rank, descriptor))
                 else:
                     self._selector.unregister(descriptor)
+
+
+def chosen_interface(name: str | None, peer: str | None) -> str:
+    """Returns the network interface over which ranks speak.
+
+    Args:
+        name: the one that the user has named; None for the one that leads to the other host.
+        peer: name or address of the other host; None where there is none.
+
+    Raises:
+        OSError: there is no such interface or no such host, which is the error's `filename`, or no way to it.
+    """
+    if name is None and peer is not None:
+        try:
+            return interface_towards(peer)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, peer) from error
+    if name is None or name not in (found for _, found in socket.if_nameindex()):
+        raise OSError(0, "there is no such network interface", name)
+    return name
 
 
 def interface_towards(peer: str) -> str:

@@ -379,7 +379,7 @@ def _trouble(host: str, frame: Frame) -> str:
     words = frame.content.decode(errors="replace")
     if frame.rank == NO_RANK:
         return (
-            f"Host {host} finds no way to another host of the job. {words}. Name the interface between them: "
-            f"--network-interface eth0"
+            f"Host {host} finds no way to another host of the job. {words}. --network-interface names the interface "
+            f"between them, such as eth0."
         )
     return f"Rank {frame.rank} cannot be started on host {host}. {words}."

@@ -1,7 +1,7 @@
 """Runs a script as one rank of a test job: `python rank_main.py script.py arguments...`.
 
-Before the script starts, standard output and error go to this rank's own pipe (so that the ranks'
-words do not mix, and arrive even when the launcher is dead), and SIGUSR1 is made to print the
+Before the script starts, standard output and error go to this rank's own pipe, where the job has a folder for it
+(so that the ranks' words do not mix, and arrive even when the launcher is dead), and SIGUSR1 is made to print the
 Python stacks of all threads (so that a job that hangs can say where).
 
 Where the environment names a warm process (`warm_process.py`), the rank is forked from that, and
@@ -27,11 +27,12 @@ WARM = "SMP_TF_TEST_WARM"
 
 
 def main() -> None:
-    pipe = Path(os.environ["SMP_TF_TEST_FOLDER"]) / f"rank-{os.environ.get('HOROVOD_RANK', '0')}.pipe"
-    descriptor = os.open(pipe, os.O_WRONLY)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    if (folder := os.environ.get("SMP_TF_TEST_FOLDER")) is not None:
+        pipe = Path(folder) / f"rank-{os.environ.get('HOROVOD_RANK', '0')}.pipe"
+        descriptor = os.open(pipe, os.O_WRONLY)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
     warm = os.environ.pop(WARM, None)
     if warm is not None:
         end_as(status_of_forked(warm))

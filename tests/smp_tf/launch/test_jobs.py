@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,11 +67,18 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Run]:
-    def start(body: str, *options: str, arguments: tuple[str, ...] = ()) -> Run:
-        return Run(tmp_path, body, *options, arguments=arguments)
+def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
 
-    return start
+    def start(body: str, *options: str, arguments: tuple[str, ...] = ()) -> Run:
+        started.append(Run(tmp_path, body, *options, arguments=arguments))
+        return started[-1]
+
+    yield start
+    for job in started:
+        # Of a test that has failed. Its ranks end with it.
+        job.process.kill()
+        job.process.communicate()
 
 
 def is_alive(pid: int) -> bool:
