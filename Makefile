@@ -41,8 +41,9 @@ help: ## List the commands
 setup: ## Set everything up in .venv (does nothing when it is done)
 	@$(PYTHON) tools/setup_env.py
 
+DEMO := smp-tf run -np 2 examples/digits.py --epochs 5
 demo: setup ## Train a split model on two processes, then load it in one without smp_tf
-	$(IN_VENV) horovodrun --gloo -np 2 python examples/digits.py
+	$(IN_VENV) $(DEMO)
 	$(IN_VENV) python examples/load_digits.py
 
 docs: setup ## Build the documentation in build/docs/index.html (a warning is an error)
@@ -57,6 +58,11 @@ pictures: setup ## Draw the pictures of the documentation anew
 	$(IN_VENV) python examples/fit.py --csv build/pictures/one.csv
 	$(IN_VENV) python $(PICTURES)/draw_loss.py build/pictures/split.csv build/pictures/one.csv $(PICTURES)/loss.svg
 	$(IN_VENV) python $(PICTURES)/draw_plan.py build/pictures/plan.json $(PICTURES)/plan.svg
+	$(IN_VENV) python $(PICTURES)/draw_terminal.py $(PICTURES)/terminal_run.svg \
+		$(DEMO)
+	$(IN_VENV) python $(PICTURES)/draw_terminal.py $(PICTURES)/terminal_failure.svg smp-tf run -np 2 $(PICTURES)/fault.py
+	$(IN_VENV) python $(PICTURES)/draw_terminal.py $(PICTURES)/terminal_plan.svg \
+		smp-tf plan examples/fit.py:build --partitions 2 --microbatches 4 --batch-size 64
 
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
 	$(call all_parts)

@@ -10,6 +10,7 @@ and the graphs of all replicas are alike.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -31,6 +32,7 @@ from smp_tf.job.step_waits import wait_beside_steps
 from smp_tf.job.topology import Topology
 from smp_tf.job_state import JobState
 from smp_tf.keras.optimizer_reports import slot_bytes_here
+from smp_tf.ops.errors import TransportError
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.held_memory import HeldMemory
 from smp_tf.partition.plan.plan import Plan, as_bytes
@@ -184,9 +186,11 @@ class _Report:
                     mine = json.dumps(dataclasses.asdict(RankMemory.here()))
                     self._transport.send_bytes(WRITER, _TAG, mine.encode())
         except Exception as error:
-            # A training does not end because a report fails, and a training that fails says why itself.
-            if self._transport.cause is None:
-                tell_in_time(f"smp_tf: the memory of the first steps is not told: {error!r}")
+            # A training does not end because a report fails, and a training that fails says why itself. It has closed
+            # its transport, perhaps, which then knows no cause.
+            with contextlib.suppress(TransportError):
+                if self._transport.cause is None:
+                    tell_in_time(f"smp_tf: the memory of the first steps is not told: {error!r}")
 
     def _gather(self) -> None:
         if not self._transport.await_step(self._program, _CLOCK, ended=True):

@@ -104,7 +104,7 @@ def test_all_parts_run_and_the_run_fails_when_one_did(
 def test_the_demo_is_the_documented_command(root: Path) -> None:
     lines = commands_of(root, "demo").splitlines()
     assert "tools/setup_env.py" in lines[0]
-    assert lines[1].endswith("horovodrun --gloo -np 2 python examples/digits.py")
+    assert lines[1].endswith("smp-tf run -np 2 examples/digits.py --epochs 5")
     assert lines[2].endswith("python examples/load_digits.py")
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from smp_tf.errors import PeerError
+from smp_tf.errors import PeerError, TransportError
 from smp_tf.job import at_shutdown, runtime
 from smp_tf.job.topology import Topology
 from smp_tf.job_state import JobState
@@ -254,6 +254,31 @@ def test_a_training_that_failed_tells_why_and_no_more(
     rank.begun.set()
     leave()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_training_that_failed_and_closed_its_transport_tells_no_more(
+    number: int, watch: Callable[..., None], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread ended in a traceback: it asked the closed transport for the cause."""
+
+    class Closed(Rank):
+        @property
+        def cause(self) -> dict[str, str]:
+            raise TransportError("the transport of rank 1 is closed")
+
+        @cause.setter
+        def cause(self, value: object) -> None:
+            pass
+
+        def await_step(self, program: int, step: int, *, ended: bool) -> bool:
+            raise TransportError("the transport of rank 1 is closed")
+
+    raised: list[BaseException] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: raised.append(told.exc_value))
+    watch(Closed(number))
+    leave()
+    assert (raised, capfd.readouterr().err) == ([], "")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
