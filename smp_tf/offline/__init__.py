@@ -1,1 +1,1 @@
-"""Planning and reports without a job: clusters, search and pages."""
+"""Planning, reports and exports without a job: clusters, search, pages and files of models."""

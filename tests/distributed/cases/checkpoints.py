@@ -390,12 +390,13 @@ class Cut(smp.DistributedModel):
         return x
 
 
-def asked_before_a_step(folder: str, is_new: bool) -> dict[str, Any]:
+def asked_before_a_step(folder: str, is_new: bool, is_thorough: bool = True) -> dict[str, Any]:
     """What is saved and listed of a model before its first step, after a restore and without; how it then goes on.
 
     Args:
         folder: for the checkpoint and the files.
         is_new: whether this job writes the checkpoint; else another layout has.
+        is_thorough: whether to look at a model without a checkpoint as well.
     """
     tf_keras.backend.set_floatx("float64")
     x = np.random.default_rng(smp.dp_rank()).standard_normal((8, 6))
@@ -420,6 +421,7 @@ def asked_before_a_step(folder: str, is_new: bool) -> dict[str, Any]:
         manager.save()
         found["kept"] = list(model.get_weights())
         found["wanted"] = trained(model)
+    if is_new and is_thorough:
         fresh, _ = made()
         first = fresh.get_weights()
         found["stages of fresh"] = stages(first)

@@ -177,6 +177,7 @@ def _raise(error: Exception) -> None:
     raise error
 
 
+@pytest.mark.full
 def test_the_callback_ends_when_its_last_checkpoint_is_whole(tmp_path: Path) -> None:
     model = smp.DistributedModel(lambda: tf_keras.Sequential([layers.Input((3,)), layers.Dense(2)]))
     model.compile("sgd", "mse")

@@ -96,7 +96,9 @@ def export(folder: Path, out: Path, script: Path, name: str, *options: str) -> i
 
 
 @pytest.mark.parametrize("name", ["build", pytest.param("wrapped", marks=pytest.mark.full)])
-@pytest.mark.parametrize("out", params(["o.keras", "folder", "o.h5", "o.weights.h5"], ["o.h5", "o.weights.h5"]))
+@pytest.mark.parametrize(
+    "out", params(["o.keras", "folder", "o.h5", "o.weights.h5"], ["folder", "o.h5", "o.weights.h5"])
+)
 def test_a_file_has_the_bits_of_the_checkpoint(
     name: str, out: str, made: Callable[[str], Any], script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +183,7 @@ def test_damage_and_what_is_not_there_are_told(
     assert not out.exists()
 
 
+@pytest.mark.full
 def test_an_optimizer_that_is_not_there_is_told(
     made: Callable[[str], Any], script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +204,7 @@ def test_an_optimizer_that_is_not_there_is_told(
     assert "only in the checkpoint: model/wrapped/layer_with_weights-0/bias/.OPTIMIZER_SLOT/optimizer/velo" in said
 
 
+@pytest.mark.full
 def test_of_several_models_one_is_named(
     made: Callable[[str], Any], script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,7 @@ def test_without_a_restore_they_are_the_initial_values(kind: str, tmp_path: Path
     assert not same(model.get_weights(), first)
 
 
+@pytest.mark.full
 def test_the_last_call_before_it_wins(tmp_path: Path) -> None:
     model = compiled("builder", 1)
     fit(model)

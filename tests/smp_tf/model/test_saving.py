@@ -23,7 +23,7 @@ from smp_tf.files import durable_files
 from smp_tf.job import channel as control_channel
 from smp_tf.job import runtime
 from smp_tf.job.channel import ControlChannel
-from smp_tf.model import saving, tf_checkpoint
+from smp_tf.model import saving
 from smp_tf.partition.mesh import Mesh
 from smp_tf.variables import fetch
 from smp_tf.watch.deadlock import DeadlockWatch
@@ -171,12 +171,16 @@ def test_an_error_while_saving_leaves_the_earlier_model_and_nothing_else(
     model.save_model(tmp_path / "saved")
     train(model)
 
-    def full(*args: Any) -> None:
+    write = tf_keras.models.save_model
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(tf_checkpoint, "replace_values", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        model.save_model(tmp_path / "saved")
+    with monkeypatch.context() as patched:
+        patched.setattr(tf_keras.models, "save_model", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            model.save_model(tmp_path / "saved")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     assert tf_keras.models.load_model(tmp_path / "saved")(X).numpy() == pytest.approx(before, abs=1e-6)
     with pytest.raises(StepError, match="called outside a step"):
