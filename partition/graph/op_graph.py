@@ -332,10 +332,12 @@ class OpGraph:
         order = sorted(set(keep))
         new_number = {old: new for new, old in enumerate(order)}
 
-        def moved(tensor: Tensor) -> Tensor:
-            if tensor.node not in new_number:
-                raise GraphError(f"Dropping node {self.nodes[tensor.node].name!r} would lose a tensor that is needed.")
-            return Tensor(new_number[tensor.node], tensor.index)
+        def moved(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+            try:
+                return tuple([Tensor(new_number[tensor.node], tensor.index) for tensor in tensors])
+            except KeyError as lost:
+                name = self.nodes[lost.args[0]].name
+                raise GraphError(f"Dropping node {name!r} would lose a tensor that is needed.") from None
 
         nodes = []
         for old in order:
@@ -343,17 +345,17 @@ class OpGraph:
             nodes.append(
                 replace(
                     node,
-                    inputs=tuple(moved(t) for t in node.inputs),
-                    control=tuple(new_number[c] for c in node.control if c in new_number),
+                    inputs=moved(node.inputs),
+                    control=tuple([new_number[c] for c in node.control if c in new_number]),
                     forward_of=new_number.get(node.forward_of) if node.forward_of is not None else None,
                 )
             )
         gradients = tuple(
-            Gradient(g.variable, tuple(moved(t) for t in g.tensors))
+            Gradient(g.variable, moved(g.tensors))
             for g in self.gradients
             if all(t.node in new_number for t in g.tensors)
         )
-        return replace(self, nodes=tuple(nodes), outputs=tuple(moved(t) for t in self.outputs), gradients=gradients)
+        return replace(self, nodes=tuple(nodes), outputs=moved(self.outputs), gradients=gradients)
 
     def bare(self, keep: Collection[str] = ()) -> OpGraph:
         """Returns the same graph without what ops are made of: their definitions, and the functions that they call.

@@ -36,7 +36,7 @@ def repeated_ops(graph: OpGraph, nodes: tuple[int, ...], apart: tuple[int, ...] 
     """
     repeated: dict[int, int] = {}
     values: dict[Tensor, Tensor] = {}
-    known: dict[Hashable, list[int]] = {}
+    known: dict[Hashable, int] = {}
     for number in nodes:
         node = graph.nodes[number]
         if node.op in _SAME_VALUE_OPS and number not in apart and not node.control:
@@ -45,10 +45,8 @@ def repeated_ops(graph: OpGraph, nodes: tuple[int, ...], apart: tuple[int, ...] 
         if number in apart or not _is_comparable(node):
             continue
         inputs = tuple([values.get(tensor, tensor) for tensor in node.inputs])
-        alike = known.setdefault((node.op, inputs, node.control), [])
-        first = next((other for other in alike if _is_same(graph.nodes[other], node)), None) if alike else None
-        if first is None:
-            alike.append(number)
+        first = known.setdefault((inputs, node.control, _computation(node)), number)
+        if first == number:
             continue
         repeated[number] = first
         values.update(zip(graph.tensors_of(number), graph.tensors_of(first), strict=True))
@@ -68,13 +66,10 @@ def without_repeated_ops(graph: OpGraph, repeated: Mapping[int, int]) -> OpGraph
     def first(tensor: Tensor) -> Tensor:
         return Tensor(repeated.get(tensor.node, tensor.node), tensor.index)
 
-    nodes = tuple(
-        dataclasses.replace(node, inputs=tuple(map(first, node.inputs)))
-        if not repeated.keys().isdisjoint(before)
-        else node
-        for node, before in zip(graph.nodes, graph.data_from, strict=True)
-    )
-    return dataclasses.replace(graph, nodes=nodes, outputs=tuple(map(first, graph.outputs)))
+    nodes = list(graph.nodes)
+    for number in {reader for each in repeated for reader in graph.data_to[each]}:
+        nodes[number] = dataclasses.replace(nodes[number], inputs=tuple(map(first, nodes[number].inputs)))
+    return dataclasses.replace(graph, nodes=tuple(nodes), outputs=tuple(map(first, graph.outputs)))
 
 
 def _is_comparable(node: Node) -> bool:
@@ -84,10 +79,8 @@ def _is_comparable(node: Node) -> bool:
     return node.op not in _OWN_VALUE_OPS and len(node.definition) <= _COMPARED
 
 
-def _is_same(one: Node, other: Node) -> bool:
-    """Returns whether two ops of one type have the same attributes, and give tensors of the same types."""
-    if one.outputs != other.outputs:
-        return False
-    first, second = attributes(one), attributes(other)
-    names = {name for name in (*first, *second) if not name.startswith("_")}
-    return all(name in first and name in second and first[name] == second[name] for name in names)
+def _computation(node: Node) -> Hashable:
+    """Returns what an op makes of what it is given: its type, its attributes, and the shapes of what it gives."""
+    attrs = attributes(node)
+    named = [(name, attrs[name].SerializeToString(deterministic=True)) for name in sorted(attrs) if name[0] != "_"]
+    return node.op, tuple(named), tuple([kind.shape for kind in node.outputs])
