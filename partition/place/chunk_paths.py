@@ -184,7 +184,7 @@ class ChunkPaths:
         for grid in self._grids:
             grid.limits = aim.limits(best.order[0])
             if prices is None:
-                prices = np.full(len(grid.limits), 1.0 / len(grid.limits) if aim.is_even else 0.0)
+                prices = np.full(len(grid.limits), 1.0 / max(1, len(grid.limits)) if aim.is_even else 0.0)
             turns = _TURNS if grid is self._grids[0] else _LAST_TURNS
             found = self._priced(grid, aim, prices, best, turns)
             prices = found.prices

@@ -236,10 +236,9 @@ def _in_chunks(asked: Asked, balanced: Placement, effort: Effort) -> _Found:
         cuts = search.sends_less(starts, load, most.step, cuts)
     less = placed(cuts)
     within = _some(asked, less) if _is_within(asked, less, most) else []
-    other = [placed(one) for one in _of_chunks_alone(asked, [math.inf])]
-    if paths is not None:
-        other.append(placed(paths.sends_least_of_all()))
-    found = _Found(best, [best, *within], [_offered(asked, one) for one in other if _is_within(asked, one, Most())])
+    others = [*_of_chunks_alone(asked, [math.inf]), *([] if paths is None else [paths.sends_least_of_all()])]
+    others = [cuts for cuts in others if search.look(np.asarray([cuts])).over[0] <= 0]
+    found = _Found(best, [best, *within], [_offered(asked, placed(cuts)) for cuts in others])
     fewest = _first(found.within).offer.sent
     if bound or not fewest:
         found.bound_of_cuts = min(bound / asked.microbatches, fewest)
