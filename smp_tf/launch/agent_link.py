@@ -59,6 +59,8 @@ class AgentLink:
         self.living: dict[int, int] = {}
         self.is_gone = False
         self._reader = FrameReader()
+        self._unsent: deque[bytes] = deque()
+        self._is_sending = False
 
     @property
     def is_there(self) -> bool:
@@ -69,12 +71,21 @@ class AgentLink:
         """Tells the agent something. Nothing happens where it has ended.
 
         Args:
-            message: what it understands.
+            message: what it understands. That of a signal's handler comes after the one in whose midst it is called.
         """
-        line = json.dumps(message).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):
-            while line:
-                line = line[os.write(self._incoming, line) :]
+        self._unsent.append(json.dumps(message).encode() + b"\n")
+        if self._is_sending:
+            return
+        self._is_sending = True
+        try:
+            while self._unsent:
+                line = self._unsent.popleft()
+                while line:
+                    line = line[os.write(self._incoming, line) :]
+        except BrokenPipeError:
+            self._unsent.clear()
+        finally:
+            self._is_sending = False
 
     def read(self) -> list[Frame]:
         """Returns what the agent has said. At its end `is_gone` becomes true."""

@@ -1,4 +1,7 @@
-"""Signals that end a job: the first ends all ranks in order, a second one kills them at once."""
+"""Signals that end a job: the first ends all ranks in order, a second one kills them at once.
+
+What they do is done by their handlers. So it is done as well while this process waits for the reader of its output.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,17 @@ class Interrupts:
     """Hears signals within its context.
 
     Args:
-        second: called when a second signal comes, wherever this process is at that moment.
+        act: called with the number of each signal, and with how many have come.
 
     Attributes:
         first: the number of the first signal; None before.
         descriptor: becomes readable with each signal, a change of the terminal's size included.
     """
 
-    def __init__(self, second: Callable[[int], object]) -> None:
+    def __init__(self, act: Callable[[int, int], object]) -> None:
         self.first: int | None = None
-        self._second = second
+        self._act = act
+        self._count = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -54,6 +58,6 @@ class Interrupts:
             return set()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.first is not None:
-            self._second(number)
+        self._count += 1
         self.first = self.first or number
+        self._act(number, self._count)

@@ -9,6 +9,7 @@ No rank starts before the agents of all hosts are there.
 
 from __future__ import annotations
 
+import os
 import selectors
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,7 +135,7 @@ def run_job(request: Request, store: Store, screen: Screen, number: int) -> JobE
         LaunchError: the ranks cannot be started.
     """
     store.forget(request.hosts)
-    with _Links(request) as links, Interrupts(links.kill) as interrupts:
+    with _Links(request) as links, Interrupts(links.on_signal) as interrupts:
         running = _RunningJob(request, screen, links, interrupts)
         if running.await_agents():
             running.start(store.server_port, number)
@@ -148,7 +149,6 @@ class _Links:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._kills = 0
         self.of: dict[str, AgentLink] = {}
 
     def __enter__(self) -> _Links:
@@ -169,13 +169,18 @@ class _Links:
         for link in self.of.values():
             link.send(message)
 
-    def kill(self, number: int) -> None:
-        """Lets all agents kill their ranks. At the next call, all is killed here, whatever it does."""
-        self._kills += 1
-        self.tell({"kill": True})
-        if self._kills > 1:
+    def on_signal(self, number: int, count: int) -> None:
+        """Lets all agents end their ranks; with a second signal kill them; with a third one this launcher ends.
+
+        Args:
+            number: of the signal.
+            count: how many have come.
+        """
+        self.tell({"end": True} if count == 1 else {"kill": True})
+        if count > 2:
             for link in self.of.values():
                 link.kill()
+            os._exit(endings.exit_code(-number))
 
 
 class _RunningJob:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,9 @@ SHOWN = 0
 #: Lines of each rank that are kept for the report of a failure.
 _KEPT = 1000
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
+
+
+_COLORS_OF_TEXT = re.compile(r"\x1b\[[\d;:]*m")
 
 
 @dataclass(frozen=True)
@@ -182,14 +186,16 @@ class Screen:
 
     def _take_lines(self, rank: int, kind: int, stream: _Stream, lines: Iterator[str]) -> None:
         for line in lines:
-            if self._drops_notices and is_notice(line):
+            # What is written for a terminal has colors, as tracebacks of newer versions of Python.
+            plain = _COLORS_OF_TEXT.sub("", line)
+            if self._drops_notices and is_notice(plain):
                 continue
-            self.kept[rank].append(line)
+            self.kept[rank].append(plain)
             # A library's thread may have begun the line with words of its own.
-            if (begin := line.find("smp_tf: ")) >= 0:
-                self.said.append((rank, line[begin:]))
+            if (begin := plain.find("smp_tf: ")) >= 0:
+                self.said.append((rank, plain[begin:]))
             if self._logs is not None:
-                self._logs.add(rank, line)
+                self._logs.add(rank, plain)
             if stream.shown is None:
                 self._show(kind, f"{self._mark(rank, kind)}{line}".rstrip())
 

@@ -233,6 +233,17 @@ STUBBORN = """
     """
 
 
+def test_a_signal_ends_ranks_also_while_nobody_reads(run: RunJob) -> None:
+    job = run("print(os.getpid())\nwhile True: print(1000 * 'x')", "-np", "2")
+    pids = job.pids(1)
+    # Until its output is full, and it waits in the midst of a line.
+    while Path(f"/proc/{job.process.pid}/wchan").read_text() not in ("pipe_write", "anon_pipe_write", "0"):
+        os.sched_yield()
+    job.process.send_signal(signal.SIGTERM)
+    wait_for_end(pids)
+    assert job.end()[0] == 143
+
+
 def test_what_does_not_end_is_killed_with_its_children(run: RunJob) -> None:
     job = run(STUBBORN, "-np", "1", "--grace", "0.1")
     pids = job.pids(2)

@@ -23,6 +23,7 @@ if rank == "0":
     sys.stdout.write("1/2")
     sys.stderr.write("\\n")
     sys.stdout.write("\\b\\b\\b\\r2/2\\n")
+    print("\\x1b[32mgreen\\x1b[0m")
 if len(sys.argv) > 1:
     width = os.get_terminal_size(1).columns if rank == "0" else 0
     if rank == "0":
@@ -36,9 +37,10 @@ if len(sys.argv) > 1:
 class OnTerminal:
     """`smp-tf run` on a terminal of 60 columns."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, log_dir: bool = False) -> None:
         (folder / "job.py").write_text(SCRIPT)
-        words = [sys.executable, "-m", "smp_tf.command.main", "run", "-np", "2", "job.py", *arguments]
+        words = [sys.executable, "-m", "smp_tf.command.main", "run", "-np", "2"]
+        words += [*(["--log-dir", "logs"] if log_dir else []), "job.py", *arguments]
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
         environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
         self.pid, self.terminal = pty.fork()
@@ -79,10 +81,13 @@ def default_signals() -> Iterator[None]:
 
 
 def test_rank_0_has_a_terminal_and_marks_have_colors(tmp_path: Path) -> None:
-    shown = OnTerminal(tmp_path).end()
+    shown = OnTerminal(tmp_path, log_dir=True).end()
     first, second = "\x1b[36m[0]\x1b[0m ", "\x1b[35m[1]\x1b[0m "
     assert f"{first}True True 56\r\n" in shown
     assert f"{second}False False 80\r\n" in shown
+    # In its file there are no colors, although it writes some.
+    assert "green\n" in (tmp_path / "logs/rank_0.log").read_text()
+    assert "\x1b[32mgreen\x1b[0m" in shown
     assert f"\b\b\b\r{first}2/2\r\n" in shown or f"{first}2/2\r\n" in shown
 
 
