@@ -18,15 +18,21 @@ from smp_tf.launch.endings import HOST_LOST
 from smp_tf.launch.job import JobEnd, RankEnd
 from smp_tf.launch.printed_error import printed_error
 
-#: What smp_tf says of the rank whose end is the cause, on every rank.
-_CAUSE = re.compile(
-    r"smp_tf: (?:\[rank \d+\] )?rank (?P<rank>\d+) \(host [^)]*\) (?P<why>(?:failed: |ends the job: |was lost: ).*)"
-)
+#: What smp_tf says at the end on every rank: what the cause is, or first which rank is.
+_CAUSE = re.compile(r"smp_tf: \[rank \d+\] (?P<words>.*)")
+_OF_RANK = re.compile(r"rank (?P<rank>\d+) \(host [^)]*\) (?P<why>(?:failed: |ends the job: |was lost: ).*)")
 #: Where an exception was raised, at the end of what smp_tf says.
 _AT = re.compile(r" \(at (?P<place>.*)\)$")
 #: Where another rank was when it lost one.
 _STEP = re.compile(r"(?P<place>Rank \d+) \(host [^)]*\) was (?P<step>(?:before|in|after) .*)")
+#: What ranks say of one that they have lost before they were connected.
+_IN_START = re.compile(
+    r"Rank (?P<rank>\d+) \(host [^)]*\) ended (?P<doing>while .*?)(?: \(smp_tf\.|\. )"
+    r"|was ended by SIGTERM (?P<when>before|in) smp\.init: rank (?P<lost>\d+) \(host"
+)
 _LONGEST = 600
+#: Characters by which messages are told apart.
+_TOLD_APART = 60
 
 
 @dataclass(frozen=True)
@@ -61,14 +67,15 @@ def failure_of(
     """
     failed = [rank_end for rank_end in end.ends if rank_end.has_failed]
     first = next((rank_end for rank_end in failed if not rank_end.is_asked), failed[0])
-    cause = next(filter(None, (_CAUSE.match(line) for _, line in said)), None)
-    guilty = first
-    if cause is not None:
-        guilty = next((rank_end for rank_end in failed if rank_end.rank == int(cause["rank"])), first)
-    known = cause["why"] if cause is not None and int(cause["rank"]) == guilty.rank else None
+    cause = next((found["words"] for _, line in said if (found := _CAUSE.match(line)) is not None), None)
+    guilty, known = _guilty(failed, first, cause, kept)
     if known is None:
         known = next((line.removeprefix("smp_tf: ") for rank, line in reversed(said) if rank == guilty.rank), None)
     why, where, advice = _story(guilty, known, kept[guilty.rank], end)
+    if known is not None and known == cause:
+        # Ranks differ. The words name them, and the error of each is its own.
+        why = known
+    where = where or _start_of(guilty.rank, [line for lines in kept for line in lines])
     decisive = first if guilty.is_asked or guilty.status is None else guilty
     return Failure(
         who=f"rank {guilty.rank} of {len(kept)} (host {guilty.host}, process {guilty.pid}), {_end_in_words(guilty)}",
@@ -77,6 +84,30 @@ def failure_of(
         advice=[*advice, _where_more_is(guilty, log)],
         code=HOST_LOST if decisive.status is None else endings.exit_code(decisive.status),
     )
+
+
+def _guilty(
+    failed: Sequence[RankEnd], first: RankEnd, cause: str | None, kept: Sequence[Iterable[str]]
+) -> tuple[RankEnd, str | None]:
+    """Returns the rank to be named, and what smp_tf says of it; None where that is nothing.
+
+    Args:
+        failed: the ranks that have failed.
+        first: the one that did so first.
+        cause: what smp_tf says at the end; None where it says nothing.
+        kept: what each rank has printed last.
+    """
+    if cause is None:
+        return first, None
+    named = _OF_RANK.match(cause)
+    if named is not None:
+        guilty = next((end for end in failed if end.rank == int(named["rank"])), None)
+        return (first, None) if guilty is None else (guilty, named["why"])
+    for end in failed:
+        error = printed_error(kept[end.rank])
+        if error is not None and cause.startswith(error.words.partition(": ")[2][:_TOLD_APART] or "\n"):
+            return end, cause
+    return first, cause
 
 
 def _end_in_words(end: RankEnd) -> str:
@@ -112,6 +143,20 @@ def _story(
         at = _AT.search(known)
         return _AT.sub("", known).removeprefix("failed: "), where if at is None else at["place"], []
     return "it printed no error; its last lines are above", where, []
+
+
+def _start_of(rank: int, printed: Iterable[str]) -> str | None:
+    """Returns where in its start a rank was when others lost it, as these have said; None where none has.
+
+    Args:
+        rank: the rank.
+        printed: what all ranks have printed last.
+    """
+    for line in printed:
+        found = _IN_START.search(line)
+        if found is not None and int(found["rank"] or found["lost"]) == rank:
+            return str(found["doing"] or f"{found['when']} smp.init")
+    return None
 
 
 def _where_more_is(guilty: RankEnd, log: Path | None) -> str:

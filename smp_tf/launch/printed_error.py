@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+#: How smp_tf's words at the end of a job begin.
+_AT_THE_END = "smp_tf: [rank "
 _TRACEBACK = "Traceback (most recent call last):"
 #: A line of a traceback, also of one that Keras puts into the message of an error.
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+?)\s*\**$')
@@ -16,6 +18,8 @@ _LAYER = re.compile(r"Exception encountered when calling layer (?P<layer>'[^']+'
 #: The op in which an error of TensorFlow's has come up, and how such an error begins.
 _OP = re.compile(r"\{\{node (?P<op>[^}]+)\}\}")
 _IN_A_GRAPH = "Graph execution error:"
+#: How AutoGraph begins the message of an error in a function that it has rewritten.
+_IN_USER_CODE = "in user code:"
 _BEFORE_WORDS = ("Detected at node ", "<stack traces unavailable>")
 #: Modules whose names before that of an error say nothing to the user.
 _MODULES = re.compile(r"^(?:tensorflow|tf_keras|smp_tf)(?:\.\w+)*\.(?=\w+(?::|$))")
@@ -40,7 +44,9 @@ class PrintedError:
 
 
 def printed_error(lines: Iterable[str]) -> PrintedError | None:
-    """Returns the error of the last traceback; None where there is none.
+    """Returns the error of the last traceback before smp_tf's words at the end; None where there is none.
+
+    A script may print others after these, when it ends. Where there is none before them, it is the last of all.
 
     Args:
         lines: what a rank has printed last.
@@ -49,16 +55,19 @@ def printed_error(lines: Iterable[str]) -> PrintedError | None:
     begins = [number for number, line in enumerate(told) if line.strip() == _TRACEBACK]
     if not begins:
         return None
+    end = next((number for number, line in enumerate(told) if line.startswith(_AT_THE_END)), len(told))
+    begins = [number for number in begins if number < end] or begins
     rest = told[begins[-1] + 1 :]
-    ends = [number for number, line in enumerate(rest) if line[:1].strip()]
+    # Python 3.11 does not indent all marks under the source.
+    ends = [number for number, line in enumerate(rest) if line[:1].strip() and line.strip("^~ ")]
     if not ends:
         return None
     words, message, place = rest[ends[0]], _message(rest[ends[0] + 1 :]), _place(rest[: ends[0]])
     layers = [found["layer"] for line in (words, *message) if (found := _LAYER.search(line)) is not None]
     ops = [found["op"] for line in (words, *message) if (found := _OP.search(line)) is not None]
-    if layers:
+    if layers or words.endswith(_IN_USER_CODE):
         words, place = _within_layers(words, message, place)
-        place = _joined(f"layer {layers[-1]}", place)
+        place = _joined(f"layer {layers[-1]}", place) if layers else place
     elif ops:
         words, place = _with_next_line(words, message), _joined(f"op {ops[0]}", place)
     return PrintedError(_MODULES.sub("", words), place)
@@ -71,7 +80,7 @@ def _message(lines: Sequence[str]) -> list[str]:
 
 
 def _within_layers(words: str, message: Sequence[str], place: str | None) -> tuple[str, str | None]:
-    """Returns the words and the place of an error that Keras has put into the message of others, layer by layer."""
+    """Returns the words and the place of an error that Keras or AutoGraph has put into the message of others."""
     inner = [(number, found["words"]) for number, line in enumerate(message) if (found := _INNER.match(line))]
     own = [(number, text) for number, text in inner if _LAYER.search(text) is None]
     if not own:

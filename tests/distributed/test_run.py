@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.distributed import left_behind
 from tests.distributed.harness import ONE_THREAD, ROOT
 from tests.distributed.job import WARM
@@ -63,3 +65,30 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(tmp_path: Path) ->
     assert re.search(r"\[0\] .*restored: 1 epochs done", out), out
     assert set(epochs(out)) >= {2}
     assert not re.search("[\b\r\x1b]", out + err)
+
+
+DIFFER = r"The ranks traced different models for step 'forward_backward'\."
+BLOCK = {
+    "raise": (1, "rank 1 of 2", r"LookupError: there is no sample number 48", r"training\.py:\d+ in main"),
+    "model": (
+        1,
+        "",
+        r"The ranks traced different models for step 'forward_backward'\.",
+        r"training\.py:\d+ in train_step",
+    ),
+    "shape": (1, "rank 1 of 2", r"Rank 1 \(host .*\) is about to run step", r"training\.py:\d+ in "),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", BLOCK)
+def test_a_failure_is_told_in_one_block(mode: str, tmp_path: Path) -> None:
+    code, who, why, where = BLOCK[mode]
+    words = ["-np", "2", "--log-dir", tmp_path / "logs", ROOT / "tests/distributed/rank_main.py"]
+    found, out, err = run([*words, SCRIPTS / "training.py", mode], tmp_path)
+    block = err[err.index("smp-tf: the job failed") :]
+    assert found == code, (out, err)
+    assert who in block
+    assert re.search(f"  why +{why}", block), err
+    assert re.search(f"  where +.*{where}", block), err
+    assert block.splitlines()[-1].endswith(".log")

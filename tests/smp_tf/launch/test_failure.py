@@ -23,6 +23,7 @@ SCRIPT_ERROR = [
     "    raise e.with_traceback(filtered_tb) from None",
     '  File "/work/train.py", line 18, in on_epoch_end',
     '    raise RuntimeError("my own error")',
+    "^^^^^^^^^^^^^^^^^^^^^^^^",
     "RuntimeError: my own error",
     "smp_tf: [rank 1] rank 1 (host a, pid 7, stage 1 of replica 0) failed: RuntimeError: my own error (at x.py:1 in f)",
 ]
@@ -88,8 +89,10 @@ GRAPH_ERROR = [
             "/usr/lib/python3.11/json/__init__.py:3 in load",
         ),
         ([*LAYER_ERROR, "During handling", *SCRIPT_ERROR], "RuntimeError: my own error", None),
+        ([*SCRIPT_ERROR, *LAYER_ERROR], "RuntimeError: my own error", None),
+        ([SCRIPT_ERROR[-1], *LAYER_ERROR], "ValueError: bad layer", None),
     ],
-    ids=["script", "layer", "graph", "library", "last"],
+    ids=["script", "layer", "graph", "library", "last", "at exit", "late"],
 )
 def test_the_error_of_the_last_traceback_is_found(lines: list[str], words: str, place: str | None) -> None:
     found = printed_error(lines)
@@ -119,7 +122,7 @@ def test_the_first_that_failed_by_itself_is_named() -> None:
 
 
 def test_what_smp_tf_says_names_another_than_the_first() -> None:
-    said = [(0, SCRIPT_ERROR[-1].replace("[rank 1] ", ""))]
+    said = [(0, SCRIPT_ERROR[-1].replace("[rank 1] ", "[rank 0] "))]
     found = failure(end_of(0, 1), end_of(1, 7), said=said, printed=SCRIPT_ERROR)
     assert (found.who, found.code) == ("rank 1 of 3 (host a, process 11), exit code 7", 7)
     assert (found.why, found.where) == ("RuntimeError: my own error", "/work/train.py:18 in on_epoch_end")
@@ -132,6 +135,27 @@ def test_what_smp_tf_says_names_another_than_the_first() -> None:
     # Without a traceback, smp_tf's words are there.
     found = failure(end_of(0, 1), end_of(1, 7), said=said)
     assert (found.why, found.where) == ("RuntimeError: my own error", "x.py:1 in f")
+
+
+def test_ranks_that_differ_are_told_in_the_words_for_all() -> None:
+    words = "The ranks traced different models for step 'train'. The first difference: rank 0 has more."
+    said = [(rank, f"smp_tf: [rank {rank}] {words}") for rank in (0, 1)]
+    printed = [
+        "Traceback (most recent call last):",
+        '  File "/work/train.py", line 21, in <module>',
+        "    train(batch)",
+        "smp_tf.errors.RankMismatchError: in user code:",
+        "",
+        '    File "/work/train.py", line 9, in train  *',
+        "        loss = step(batch)",
+        "",
+        f"    RankMismatchError: {words}",
+        "",
+    ]
+    assert printed_error(printed) == reader.PrintedError(f"RankMismatchError: {words}", "/work/train.py:9 in train")
+    found = failure(end_of(0, 1), end_of(1, 1), said=said, printed=printed)
+    assert found.who == "rank 1 of 3 (host a, process 11), exit code 1"
+    assert (found.why, found.where) == (words, "/work/train.py:9 in train")
 
 
 def test_a_rank_that_follows_another_is_not_named() -> None:
@@ -152,6 +176,17 @@ def test_a_killed_rank_is_told_with_the_step_of_another() -> None:
     assert (found.who, found.code) == ("rank 1 of 3 (host a, process 11), killed by SIGKILL (exit code 137)", 137)
     assert (found.where, found.why) == ("rank 0 was after step 11", "often it is the out-of-memory killer")
     assert found.advice[0].startswith("`dmesg | grep -i oom` tells.")
+
+
+def test_a_rank_killed_in_its_start_is_told_with_the_place() -> None:
+    by_signal = "smp_tf: rank 0 (host a) was ended by SIGTERM before smp.init: rank 1 (host a, pid 11) had ended."
+    by_error = (
+        "smp_tf.ops.errors.PeerError: Rank 1 (host a, pid 11) ended while the ranks greeted each other "
+        "(smp_tf.addresses). Its own message says why."
+    )
+    for line, place in ((by_signal, "before smp.init"), (by_error, "while the ranks greeted each other")):
+        ends = [end_of(1, -9), end_of(0, -15, is_asked=True)]
+        assert failure_of(JobEnd(ends), [], [[line], []], None).where == place
 
 
 def test_a_lost_host_is_told_with_its_last_words() -> None:

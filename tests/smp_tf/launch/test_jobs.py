@@ -179,7 +179,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(run: RunJob, body: 
 def test_ranks_have_a_moment_to_end_by_themselves(run: RunJob, tmp_path: Path) -> None:
     """Both fail, the one that another has told of it first. What smp_tf says names the rank that was the cause."""
     body = """
-        said = "smp_tf: rank 1 (host a, process 7) failed: ValueError: no (at train.py:3 in build)"
+        said = f"smp_tf: [rank {rank}] rank 1 (host a, process 7) failed: ValueError: no (at train.py:3 in build)"
         print(said, file=sys.stderr)
         if rank == 0:
             with open("pipe", "w") as pipe:
