@@ -43,7 +43,7 @@ from smp_tf.model.profile_cache import FORMAT, Profile, ProfileCache
 from smp_tf.partition.graph.fingerprint import work_of
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.split.split import Split
-from smp_tf.partition.units.cost import estimate
+from smp_tf.partition.units.cost import Costs, estimate
 from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline import allocator
 from smp_tf.pipeline.measure.made_up import Surroundings
@@ -53,6 +53,7 @@ from smp_tf.pipeline.planner.beyond_estimate import beyond_estimate
 from smp_tf.pipeline.planner.cut import cut_into_units
 from smp_tf.pipeline.planner.unit_peaks import UnitPeaks
 from smp_tf.planning.kept_measurements import MeasuredHardware, Subject, subject_of, this_hardware
+from smp_tf.planning.memory_region import take_region
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import StepTrace
@@ -222,6 +223,8 @@ def measure(
     told = broadcast_json(shares(costs, first_of_a_kind(work), topology.group_size(CommGroup.MP_GROUP)), 0, name=what)
     rounds, mine = max(map(len, told)), told[topology.group_rank(CommGroup.MP_GROUP)]
     around = surroundings(traced, tensors)
+    # As in a training, where pieces of memory are hardly larger than what is asked for.
+    take_region(most_at_a_time(costs))
     failed: dict[str, str] = {}
     with progress_of(what, topology.rank) as progress:
         found = measure_in_rounds(
@@ -238,6 +241,15 @@ def measure(
     kinds = {unit.name: kind for unit, kind in zip(units, work, strict=True) if unit.name not in failed}
     times, peaks = medians_of_equals(found.times, kinds), most_of_equals(found.peaks, kinds)
     return dataclasses.replace(found, times=times, message=message, failed=failed, peaks=peaks)
+
+
+def most_at_a_time(costs: Costs) -> int:
+    """Returns bytes that are enough for the weights of any unit, and for what it reads and writes.
+
+    Args:
+        costs: costs of all units.
+    """
+    return max((int(cost.nbytes.read + cost.nbytes.written + cost.nbytes.weights) for cost in costs.units), default=0)
 
 
 def measure_messages(what: str) -> tuple[float, float] | None:

@@ -21,7 +21,7 @@ from smp_tf.model.measurement import (
     shares,
     shares_alone,
 )
-from smp_tf.model.profiling import hardware_alike, pairs_on_hosts
+from smp_tf.model.profiling import hardware_alike, most_at_a_time, pairs_on_hosts
 from smp_tf.partition.units.cost import Machine, estimate
 from smp_tf.partition.units.units import build_units
 from smp_tf.pipeline.planner.unit_peaks import UnitPeaks
@@ -134,6 +134,14 @@ def test_of_a_unit_that_several_ranks_had_the_most_bytes_count(monkeypatch: pyte
     assert found.peaks == UnitPeaks({"net/a": (30, 40), "net/b": (1, 2)}, 256)
     # Where the allocator of a rank does not count, the bytes of some units are unknown, and nothing is told of any.
     assert put_together([[one, [], {}], [other, [], {"net/a": [30, 20]}]], 1).peaks == UnitPeaks()
+
+
+def test_memory_is_taken_for_the_largest_unit() -> None:
+    graph = chain_of_dense(2, width=1024, batch=128)
+    costs = estimate(graph, build_units(graph))
+    # The second layer: a kernel of 4 MiB, which two ops read; its gradient; and 11 times half a MiB read or written.
+    assert most_at_a_time(costs) == (4 + 2 * 4 + 4) * 2**20 + 11 * 2**19
+    assert most_at_a_time(dataclasses.replace(costs, units=())) == 0
 
 
 def test_ranks_of_a_host_measure_messages_in_pairs() -> None:
