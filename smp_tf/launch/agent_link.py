@@ -18,6 +18,8 @@ from smp_tf.launch.agent import Frame, FrameReader
 
 _AT_ONCE = 1 << 16
 _WORDS_KEPT = 20
+#: Seconds that an agent, or the `ssh` that leads to it, has to end once it says nothing more.
+_ENDING_TIME = 5.0
 
 
 def agent_command() -> list[str]:
@@ -109,7 +111,12 @@ class AgentLink:
         """Leaves the agent, and returns how its process ended. An agent that still runs ranks is killed."""
         if not self.is_gone:
             self.kill()
-        status = self._process.wait()
+        try:
+            status = self._process.wait(_ENDING_TIME)
+        except subprocess.TimeoutExpired:
+            # An `ssh` may stay for something else on the other host.
+            self.kill()
+            status = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

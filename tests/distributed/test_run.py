@@ -56,6 +56,7 @@ def epochs(out: str) -> dict[int, str]:
     return {int(number): words for number, words in re.findall(r"\[0\] epoch +(\d+): (mean loss [^,]+),", out)}
 
 
+@pytest.mark.full
 def test_a_killed_training_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
     script = [ROOT / "tests/distributed/rank_main.py", SCRIPTS / "failing_resume.py"]
     code, out, err = run(["-np", "2", "--restarts", "1", *script, tmp_path / "one", "--epochs", "2"], tmp_path)

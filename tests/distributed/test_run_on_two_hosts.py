@@ -100,6 +100,7 @@ def test_ranks_run_on_both_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_failure_names_the_host(hosts: TwoHosts, tmp_path: Path) -> None:
     code, _, err = Run(hosts, ["-H", WHERE, "--log-dir", "logs", "job.py", "fail"], tmp_path).end()
     assert code == 137

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.full_only import params
+
 SCRIPT = """
 import os, signal, sys, threading, time
 rank = int(os.environ["HOROVOD_RANK"])
@@ -164,7 +166,12 @@ def test_an_exception_is_told_in_a_block(run: RunJob) -> None:
     [
         ("sys.exit(7 * rank) if rank else wait()", 7, "exit code 7"),
         ("os.kill(os.getpid(), signal.SIGKILL) if rank else wait()", 137, "killed by SIGKILL (exit code 137)"),
-        ("os.kill(os.getpid(), signal.SIGSEGV) if rank else wait()", 139, "killed by SIGSEGV (exit code 139)"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGSEGV) if rank else wait()",
+            139,
+            "killed by SIGSEGV (exit code 139)",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_the_exit_code_is_that_of_the_rank_that_failed_first(run: RunJob, body: str, code: int, words: str) -> None:
@@ -210,7 +217,7 @@ def test_output_goes_to_a_file_per_rank(run: RunJob, tmp_path: Path) -> None:
         assert sorted(lines) == [f"err {rank}", f"out {rank}"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", params([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], [signal.SIGHUP]))
 def test_a_signal_ends_all_ranks(run: RunJob, number: signal.Signals) -> None:
     job = run("print(os.getpid())\nwait()", "-np", "2")
     pids = job.pids(2)
@@ -301,6 +308,7 @@ def test_a_failed_job_is_started_again(run: RunJob) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_job_is_not_started_again_after_a_signal(run: RunJob) -> None:
     job = run("print(os.getpid())\nwait()", "-np", "1", "--restarts", "5")
     job.pids(1)
@@ -329,6 +337,7 @@ def test_output_that_nobody_reads_is_dropped(run: RunJob, tmp_path: Path) -> Non
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.full
 def test_the_hosts_name_is_this_host(run: RunJob) -> None:
     name = socket.gethostname()
     code, out, err = run("print(os.environ['HOROVOD_HOSTNAME'])", "-H", f"{name}:1,127.0.0.1:1").end()
