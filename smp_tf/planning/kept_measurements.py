@@ -68,14 +68,19 @@ def subject_of(graph: OpGraph, samples: int) -> Subject:
 
 
 def folder_of_measurements() -> Path | None:
-    """Returns the folder where measurements are kept; None where none are."""
+    """Returns the folder where measurements are kept; None where none are, as for a user without a home."""
     asked = os.environ.get(FOLDER_VARIABLE)
     if asked == "off":
         return None
     if asked:
         return Path(asked)
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "smp_tf" / "profiles"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if cache:
+        return Path(cache) / "smp_tf" / "profiles"
+    try:
+        return Path.home() / ".cache" / "smp_tf" / "profiles"
+    except RuntimeError:
+        return None
 
 
 def this_hardware(processes: int = 1) -> MeasuredHardware:

@@ -82,8 +82,8 @@ def test_the_forecast_is_near_what_the_allocator_counts(
     assert "not counted" not in case_result.output[0]
 
 
-#: A layer by itself does not show which pieces the allocator has for the tensors of a whole step.
-PROFILED = {"unet3d": 0.1, "convnext": 0.1, "regnet": 0.1, "recommender": 0.1, "bilstm": 0.3}
+#: A layer by itself does not show which ops of a whole step run at once, nor what the optimizer makes of tables.
+PROFILED = {"regnet": 0.05, "bilstm": 0.1, "unet3d": 0.1, "convnext": 0.1, "recommender": 0.25}
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,17 @@ def test_nothing_is_kept_where_the_environment_says_off(monkeypatch: pytest.Monk
     assert kept.trouble == ""
 
 
+def test_nothing_is_kept_for_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SMP_TF_PROFILES")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert EarlierTrainings().is_empty
+    assert EarlierTrainings().keep(KEPT) is None
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept = EarlierTrainings(tmp_path / "file")
