@@ -178,9 +178,6 @@ def variables_of(given: Sequence[str], environment: Mapping[str, str], is_verbos
 
     # Else Python keeps output back until there is more of it.
     variables = {"PYTHONUNBUFFERED": "1"}
-    if not any(environment.get(name) for name in SECRETS):
-        # It goes to other hosts over ssh, where nobody can listen.
-        variables[SECRETS[0]] = secrets.token_hex(32)
     if not is_verbose and LEVEL not in environment:
         variables[LEVEL] = ERRORS_ONLY
     for text in given:
@@ -188,6 +185,9 @@ def variables_of(given: Sequence[str], environment: Mapping[str, str], is_verbos
         if not name or (not is_set and name not in environment):
             raise UsageError(f"-x takes NAME=VALUE, or a NAME that is set in the environment. Received: {text!r}.")
         variables[name] = value if is_set else environment[name]
+    if not any(variables.get(name) or environment.get(name) for name in SECRETS):
+        # It goes to other hosts over ssh, where nobody can listen.
+        variables[SECRETS[0]] = secrets.token_hex(32)
     return variables
 
 

@@ -132,6 +132,7 @@ class Agent:
         self._has_job = False
         self._ranks: dict[int, _Rank] = {}
         self._grace = 0.0
+        self._is_ending = False
         self._kill_at: float | None = None
 
     def run(self) -> None:
@@ -295,10 +296,13 @@ class Agent:
             self._say(Frame(ENDED, rank.number, b"%d" % rank.process.wait()))
 
     def _end(self) -> None:
+        """Lets all ranks end, once, however often it is asked for: a second SIGTERM may end what saves its state."""
+        if self._is_ending or not self._ranks:
+            return
+        self._is_ending = True
+        self._kill_at = time.monotonic() + self._grace
         for rank in self._ranks.values():
             rank.process.terminate()
-        if self._ranks and self._kill_at is None:
-            self._kill_at = time.monotonic() + self._grace
 
     def _kill(self) -> None:
         for rank in self._ranks.values():

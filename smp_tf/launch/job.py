@@ -325,11 +325,11 @@ class _RunningJob:
 
     def _interrupt(self) -> None:
         if not self._is_asked:
+            self._ask()
             name = endings.name_of(self._interrupts.first or 0)
             self._screen.say(
                 f"smp-tf: {name}: all ranks end, within {self._request.grace:g} s. A second one kills them at once."
             )
-            self._ask()
 
     def _ask(self) -> None:
         self._is_asked = True

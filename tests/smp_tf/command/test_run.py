@@ -93,6 +93,7 @@ def test_variables_are_set_and_passed_on() -> None:
     assert variables_of([], {"TF_CPP_MIN_LOG_LEVEL": "0", "SMP_TF_SECRET_FILE": "f"}, is_verbose=False) == {
         "PYTHONUNBUFFERED": "1"
     }
+    assert "SMP_TF_SECRET" not in variables_of(["SMP_TF_SECRET_FILE=f"], {}, is_verbose=False)
     made = [variables_of([], {}, is_verbose=True).pop("SMP_TF_SECRET") for _ in range(2)]
     assert made[0] != made[1]
     assert len(made[0]) == 64
