@@ -139,7 +139,7 @@ def tail_from(graph: OpGraph, cuts: Sequence[Cut], results: Mapping[str, tuple[T
     shapes: dict[Tensor, tuple[int | None, ...]] = {}
     after: set[int] = set()
     for number, node in enumerate(graph.nodes):
-        if any(tensor in begins or tensor.node in after for tensor in node.inputs):
+        if not (begins.isdisjoint(node.inputs) and after.isdisjoint(graph.data_from[number])):
             after.add(number)
     while stack:
         tensor = stack.pop()

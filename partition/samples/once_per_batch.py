@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from smp_tf.partition.graph.op_graph import Node, OpGraph, Tensor
+from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 from smp_tf.partition.graph.order_of_writes import last_write_before
 from smp_tf.partition.samples.batch_tail import Tail, find_tail
 from smp_tf.partition.samples.sample_rows import Rows
@@ -163,16 +163,15 @@ def _without_writes(graph: OpGraph, variables: Collection[int]) -> OpGraph:
     dropped = {n for n, node in enumerate(graph.nodes) if node.writes and set(node.writes) <= set(variables)}
     if not dropped:
         return graph
-
-    def changed(number: int, node: Node) -> Node:
-        control = tuple(before for before in node.control if before not in dropped)
-        if number in dropped:
-            return dataclasses.replace(node, control=control, writes=(), stateful=False)
-        return node if control == node.control else dataclasses.replace(node, control=control)
-
-    nodes = tuple(changed(number, node) for number, node in enumerate(graph.nodes))
+    nodes = list(graph.nodes)
+    for number, node in enumerate(graph.nodes):
+        if not dropped.isdisjoint(node.control):
+            control = tuple(before for before in node.control if before not in dropped)
+            nodes[number] = dataclasses.replace(node, control=control)
+    for number in dropped:
+        nodes[number] = dataclasses.replace(nodes[number], writes=(), stateful=False)
     read_only = [dataclasses.replace(v, read_only=v.read_only or v.index in variables) for v in graph.variables]
-    return dataclasses.replace(graph, nodes=nodes, variables=tuple(read_only))
+    return dataclasses.replace(graph, nodes=tuple(nodes), variables=tuple(read_only))
 
 
 def _touched_by(graph: OpGraph, returned: Collection[Tensor], part: OpGraph) -> set[int]:
@@ -188,6 +187,7 @@ def _touched_by(graph: OpGraph, returned: Collection[Tensor], part: OpGraph) -> 
     for number in graph.ancestors(wanted):
         node = graph.nodes[number]
         found.update(node.writes)
-        read = part.written_states.intersection(node.reads) - found
-        found.update(index for index in read if last_write_before(part, number, index) is not None)
+        for index in part.written_states.intersection(node.reads) - found:
+            if last_write_before(part, number, index) is not None:
+                found.add(index)
     return found

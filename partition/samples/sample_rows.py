@@ -47,6 +47,8 @@ _FILLED = {"ZerosLike": 0, "OnesLike": 1}
 _ROW_BY_ROW = named("All Any ArgMax ArgMin BiasAdd ExpandDims Max Mean Min OneHot Prod Squeeze Sum TopKV2")
 #: Ops that repeat what they are given.
 _REPEATS = frozenset({"BroadcastTo", "Fill", "OnesLike", "Reshape", "Tile", "ZerosLike"})
+#: Ops that may join blocks of samples, or take them apart.
+_REARRANGING = frozenset({"ConcatV2", "Split", "StridedSlice"})
 #: What ops compute of whole numbers, such as where a slice begins.
 _OF_NUMBERS: dict[str, Callable[..., int]] = {
     "Add": operator.add, "AddV2": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Neg": operator.neg,
@@ -251,8 +253,10 @@ class SampleRows:
             return Content(rows=only, samples=True, random=only is None)
         if node.backward and not gradients:
             return self._of_backward(tensor, given, Content(only, samples, weights, random=random))
-        if (blocks := self._rearranged(node, tensor, given)) is not None and not gradients:
-            return Content(0, samples, weights, blocks=blocks)
+        if node.op in _REARRANGING and not gradients:
+            blocks = self._rearranged(node, tensor, given)
+            if blocks:
+                return Content(0, samples, weights, blocks=blocks)
         blocks = together.blocks
         if node.call:
             if blocks > 1 and self._has_blocks(tensor, blocks):
@@ -269,21 +273,25 @@ class SampleRows:
         rows = 0 if samples and not gradients and self._keeps_rows(node, tensor, given) else None
         return Content(rows, samples, weights, gradients, random and rows is None, blocks)
 
-    def _rearranged(self, node: Node, tensor: Tensor, given: list[Content]) -> int | None:
-        """Returns the number of blocks where blocks of samples are joined, or taken apart; None elsewhere."""
+    def _rearranged(self, node: Node, tensor: Tensor, given: list[Content]) -> int:
+        """Returns the number of blocks where blocks of samples are joined, or taken apart; 0 elsewhere.
+
+        Args:
+            node: a node among `_REARRANGING`.
+            tensor: its output.
+            given: what its inputs are made of.
+        """
         if node.op == "ConcatV2":
             values, blocks = given[:-1], sum(c.blocks for c in given[:-1])
             is_along_rows = self._value_of(node.inputs[-1]) == [0]
         elif node.op == "Split":
             values, blocks = given[1:], given[1].blocks // len(node.outputs)
             is_along_rows = self._value_of(node.inputs[0]) == [0]
-        elif node.op == "StridedSlice":
+        else:
             values, blocks = given[:1], self._sliced_blocks(node, given[0].blocks)
             is_along_rows = True
-        else:
-            return None
         is_rearranged = is_along_rows and blocks and all(c.rows == 0 for c in values)
-        return blocks if is_rearranged and self._has_blocks(tensor, blocks) else None
+        return blocks if is_rearranged and self._has_blocks(tensor, blocks) else 0
 
     def _sliced_blocks(self, node: Node, blocks: int) -> int:
         """Returns how many whole blocks a slice takes; 0 where it takes other things."""

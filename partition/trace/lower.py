@@ -75,8 +75,7 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
         The op graph, validated, with everything in it that the trace holds; nothing is pruned yet.
     """
     operations = trace.graph.get_operations()[: trace.length]
-    graph_def = trace.graph.as_graph_def()
-    numbers = _Numbers(operations, graph_def)
+    numbers = _Numbers(operations, trace.definition)
     sources = _sources(trace, describe)
     ops = _Ops(operations, numbers, directions_of(trace, operations), sources.variable_of)
     nodes: list[Node] = []
@@ -91,7 +90,7 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
         variables=tuple(dataclasses.replace(v, read_only=v.index not in written) for v in sources.variables),
         outputs=outputs,
         gradients=_gradients(trace, sources.objects, numbers),
-        library=graph_def.library.SerializeToString(deterministic=True),
+        library=trace.definition.library.SerializeToString(deterministic=True),
     )
     op_graph = _in_topological_order(_with_late_inputs(op_graph))
     op_graph = with_few_turns(_with_paired_calls(op_graph))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -174,6 +175,11 @@ class Trace:
     recorder: Recorder
     length: int
     key: object = dataclasses.field(default_factory=object)
+
+    @functools.cached_property
+    def definition(self) -> Any:
+        """Returns the graph as TensorFlow stores it, a GraphDef. Nobody may change it."""
+        return self.graph.as_graph_def()
 
 
 @contextlib.contextmanager

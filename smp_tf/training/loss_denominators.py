@@ -206,7 +206,7 @@ class Totals:
         self._outputs = [tensor.name for tensor in denominators.valid]
         #: By the name of an op that gives a shape: its type, and all dimensions but the samples.
         self._shapes = {op.name: (op.outputs[0].dtype, rest) for op, rest in denominators.shapes.items()}
-        self._definition = _sub_graph(trace.graph.as_graph_def(), names, self._shapes) if names else None
+        self._definition = _sub_graph(trace.definition, names, self._shapes) if names else None
         self._calls = KeptFunctions(self._definition.library.function if self._definition else ())
         kept = {node.name for node in self._definition.node} if self._definition else set()
         self._captures = {inner.op.name: outer for outer, inner in trace.graph.captures if inner.op.name in kept}

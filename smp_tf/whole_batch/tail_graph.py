@@ -79,7 +79,7 @@ class TailGraph:
             return
         names = {self._graph.nodes[number].name for number in tail.nodes}
         self._outside = {inside.op.name: out for out, inside in whole.trace.graph.captures if inside.op.name in names}
-        definition = whole.trace.graph.as_graph_def()
+        definition = whole.trace.definition
         self._definition.versions.CopyFrom(definition.versions)
         self._definition.library.CopyFrom(definition.library)
         self._definition.node.extend(node for node in definition.node if node.name in names)

@@ -73,4 +73,4 @@ def follows_state(graph: OpGraph, tensor: Tensor) -> bool:
         graph: the step.
         tensor: the tensor.
     """
-    return any(graph.nodes[number].writes for number in graph.ancestors([tensor.node]))
+    return any([graph.nodes[number].writes for number in graph.ancestors([tensor.node])])
