@@ -1,13 +1,18 @@
 """The bytes that TensorFlow's allocator counts: on the GPU where there is one, else of the CPU.
 
 A GPU's allocator counts all tensors. That of a CPU counts with oneDNN only, and only tensors of 256 KiB or more.
+Another one, which an environment variable chooses, counts all, with and without oneDNN.
 """
 
 from __future__ import annotations
 
+import os
+
 import tensorflow as tf
 
-#: Bytes from which on the allocator of a CPU counts a tensor.
+#: Where this is true, TensorFlow takes an allocator on a CPU that counts all tensors.
+COUNTS_ALL = "TF_CPU_ALLOCATOR_USE_BFC"
+#: Bytes from which on the usual allocator of a CPU counts a tensor.
 LARGE = 256 << 10
 
 
@@ -31,7 +36,8 @@ def counts() -> bool:
 
 def counted_from() -> int:
     """Returns the bytes from which on the allocator counts a tensor, if it counts."""
-    return 0 if tf.config.list_logical_devices("GPU") else LARGE
+    counts_all = os.environ.get(COUNTS_ALL, "").lower() in ("1", "true")
+    return 0 if counts_all or tf.config.list_logical_devices("GPU") else LARGE
 
 
 def forget_peak() -> None:

@@ -126,7 +126,7 @@ class Expected:
         seconds: of a step.
         is_measured: whether they come from measured times of layers, at least in part.
         counted: the bytes of each stage's forecast that the allocator of a processor counts, which are those of large
-            tensors; () on a GPU, where it counts all.
+            tensors; () where it counts all, as on a GPU.
         record: what to keep for the next training, without what ranks held; None to keep nothing.
         batch: bytes of the batch that the allocator counts.
     """
@@ -233,7 +233,7 @@ def held_by(
     Args:
         plan: with the forecast of every stage.
         found: what ranks said, by world rank: those of one replica, in the order of their stages.
-        counted: the bytes of each stage's forecast that the allocator of a processor counts; () on a GPU.
+        counted: the bytes of each stage's forecast that the allocator counts; () where it counts all.
         batch: bytes of the batch that the allocator counts.
     """
     if not all(measured.is_own for measured in found.values()):

@@ -19,6 +19,7 @@ from smp_tf.partition.plan.held_memory import HeldMemory
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered
+from smp_tf.pipeline import allocator
 from smp_tf.pipeline.planner.beyond_estimate import by_node
 from smp_tf.pipeline.planner.memory_forecast import batch_bytes
 from smp_tf.pipeline.planner.plan import PROOF_SECONDS
@@ -26,7 +27,6 @@ from smp_tf.pipeline.planner.request import Aim, Course, Fixed, Hardware, Once, 
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.planner.units import costs_of
-from smp_tf.pipeline.planner.updates_at_once import LARGE
 from smp_tf.pipeline.run.host import has_device
 from smp_tf.pipeline.schedules.schedule import is_named, placement_of
 from smp_tf.planning import earlier_steps, first_steps, partition_file
@@ -154,7 +154,10 @@ def setting_of(traced: TracedStep, samples: int) -> Setting:
     return Setting(
         subject_of(traced.graph, samples),
         this_hardware(topology.local_size),
-        settings_of(running.config, topology.replicas, optimizers),
+        {
+            **settings_of(running.config, topology.replicas, optimizers),
+            "counted_from": str(allocator.counted_from()),
+        },
     )
 
 
@@ -185,14 +188,14 @@ def expected_of(
         request: the request for its plan.
         plan: the plan.
         cut: the step, cut by the plan.
-        counted: the bytes of each stage's forecast that the allocator of a processor counts; () on a GPU.
+        counted: the bytes of each stage's forecast that the allocator counts; () where it counts all.
     """
     graph = traced.graph
     timeline = timeline_of(plan, *costs_of(graph, request, plan), cut, request)
     record, samples = None, request.course.samples
     if folder_of_measurements() is not None:
         record = TrainingRecord(FORMAT, step, setting_of(traced, samples), plan.placement_key)
-    batch = batch_bytes(graph, plan.microbatches, samples, 0 if has_device() else LARGE)
+    batch = batch_bytes(graph, plan.microbatches, samples, allocator.counted_from())
     return first_steps.Expected(timeline.step_time, bool(request.times.seconds), counted, record, batch)
 
 

@@ -19,12 +19,11 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
+from smp_tf.pipeline import allocator
 from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner.counted_memory import exact_and_counted
 from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.planner.request import PlacementRequest
-from smp_tf.pipeline.planner.updates_at_once import LARGE
-from smp_tf.pipeline.run.host import has_device
 from smp_tf.pipeline.run.microbatch_sums import WantedSums
 from smp_tf.pipeline.run.reduction import Averaging
 from smp_tf.pipeline.run.replica_sums import replica_sums
@@ -133,7 +132,7 @@ def agreed_plan(step: Unplanned) -> AgreedPlan:
     """
     topology, graph = runtime.current().topology, step.traced.graph
     # Of a processor's memory, large tensors are counted.
-    first_steps.note_memory_before(earlier_steps.bytes_there(step.traced.lowered, 0 if has_device() else LARGE))
+    first_steps.note_memory_before(earlier_steps.bytes_there(step.traced.lowered, allocator.counted_from()))
     # Without gradients nothing passes between replicas, so one alone may evaluate.
     everywhere = step.decides or (step.is_first and bool(graph.gradients))
     with tf.init_scope():
@@ -176,7 +175,7 @@ def forecast_of_cut(
         request: the request that the plan was made for.
         is_told: whether this rank tells of the first steps.
     """
-    if is_told and not has_device():
+    if is_told and allocator.counted_from():
         return exact_and_counted(plan, cut, request)
     return memory_forecast.with_exact_transfers(plan, cut, request), ()
 

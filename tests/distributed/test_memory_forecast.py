@@ -83,7 +83,7 @@ def test_the_forecast_is_near_what_the_allocator_counts(
 
 
 #: A layer by itself does not show which ops of a whole step run at once, nor what the optimizer makes of tables.
-PROFILED = {"regnet": 0.05, "bilstm": 0.1, "unet3d": 0.1, "convnext": 0.1, "recommender": 0.25}
+PROFILED = {"regnet": 0.05, "bilstm": 0.1, "unet3d": 0.1, "convnext": 0.15, "recommender": 0.25}
 
 
 @pytest.mark.parametrize(

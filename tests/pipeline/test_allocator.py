@@ -25,6 +25,16 @@ def test_a_large_tensor_is_counted_as_long_as_it_is_there() -> None:
     assert allocator.peak() == before
 
 
+@pytest.mark.parametrize(("value", "counted_from"), [("1", 0), ("True", 0), ("0", 256 << 10), (None, 256 << 10)])
+def test_another_allocator_counts_small_tensors_too(
+    value: str | None, counted_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TF_CPU_ALLOCATOR_USE_BFC", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TF_CPU_ALLOCATOR_USE_BFC", value)
+    assert allocator.counted_from() == counted_from
+
+
 def test_an_allocator_that_does_not_count_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(device: str) -> None:
         raise ValueError("Allocator stats not available")

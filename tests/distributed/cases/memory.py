@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import statistics
 from typing import Any
 
@@ -26,8 +25,6 @@ MEASURED = 5
 # Of a training that keeps what it has held after the tenth.
 STEPS = 14
 DEVICE = "CPU:0"
-#: Where this is "1", TensorFlow takes an allocator on a CPU that counts small tensors, too, also without oneDNN.
-COUNTS_ALL = "TF_CPU_ALLOCATOR_USE_BFC"
 
 
 def training(entry: ZooModel, net: smp.DistributedModel) -> tuple[Any, Any]:
@@ -70,7 +67,7 @@ def held_in_a_training(model: str) -> dict[str, Any]:
     (program,) = step._programs.values()
     counted = broadcast_json(program.expected and program.expected.counted, 0, name="what the allocator counts")
     return {
-        "counted": counted[smp.mp_rank()],
+        "counted": counted[smp.mp_rank()] if counted else program.plan.forecast[smp.mp_rank()].device_bytes,
         "source": program.plan.forecast[smp.mp_rank()].source,
         "peak": tf.config.experimental.get_memory_info(DEVICE)["peak"] - before,
     }
@@ -115,9 +112,11 @@ def forecast_and_measured(model: str, profiled: bool = False) -> dict[str, Any]:
     row = first_steps.with_slots(planned, slot_bytes_here())
     # The first rank knows it.
     counted = broadcast_json(program.expected and program.expected.counted, 0, name="what the allocator counts")
-    large = first_steps.counted_of(program.plan, counted, smp.mp_rank(), row.slot_bytes)
+    large = (
+        first_steps.counted_of(program.plan, counted, smp.mp_rank(), row.slot_bytes) if counted else row.device_bytes
+    )
     return {
-        "counted": row.device_bytes if os.environ.get(COUNTS_ALL) == "1" else large,
+        "counted": large,
         "forecast": {name: getattr(row, name) for name in ("weight_bytes", "slot_bytes", "stored_bytes")},
         "copied": sum(shared.nbytes for shared in program.plan.shared if smp.mp_rank() in shared.copies),
         "source": planned.source,
