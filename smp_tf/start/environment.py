@@ -189,6 +189,24 @@ def require_tensorflow() -> ModuleType:
     return tf
 
 
+def without_horovod(error: ImportError) -> Exception:
+    """Returns what to raise where Horovod cannot be imported.
+
+    Args:
+        error: what its import raised.
+
+    Returns:
+        An error that says what to do; the same error where it is not about Horovod.
+    """
+    if "horovod" not in f"{error.name} {error}":
+        return error
+    return EnvironmentSetupError(
+        f"smp_tf needs Horovod, compiled for the TensorFlow of this Python ({sys.executable}). It cannot be imported: "
+        f"{str(error).splitlines()[0]}. `make setup` in the sources of smp_tf compiles it; docs/setup.md says what it "
+        f"needs elsewhere."
+    )
+
+
 def check_tensorflow_version(version: str) -> None:
     """Refuses a TensorFlow that is too old and warns about one that is newer than tested.
 

@@ -22,7 +22,7 @@ from smp_tf.job.at_shutdown import run_before_leaving
 from smp_tf.job.topology import Topology
 from smp_tf.partition.mesh import CommGroup, Mesh
 from smp_tf.start import arrivals, connection, hosts
-from smp_tf.start.environment import make_horovod_wait, require_dynamic_process_sets, rest_horovod
+from smp_tf.start.environment import make_horovod_wait, require_dynamic_process_sets, rest_horovod, without_horovod
 from smp_tf.start.job import Job
 from smp_tf.start.launcher import check_world, is_launched
 from smp_tf.version import __version__
@@ -75,8 +75,10 @@ def stop(job: Job, *, at_exit: bool = False) -> None:
 
 
 def _start_horovod(job: Job) -> None:
-    from smp_tf.collectives import process_sets
-
+    try:
+        from smp_tf.collectives import process_sets
+    except ImportError as error:
+        raise without_horovod(error) from error
     job.launched = is_launched()
     rest_horovod(job.given.partitions)
     make_horovod_wait(job.given.stall_timeout)

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ import pytest
 # They build, install and import: seconds each.
 pytestmark = pytest.mark.large
 
+STARTED = """
+import smp_tf as smp
+import tensorflow as tf
+smp.init({"partitions": 1, "microbatches": 2})
+"""
 IMPORTS = """
 import importlib, json
 names = ["smp_tf", "smp_tf.ops", "smp_tf.partition", "smp_tf.pipeline", "smp_tf.partition.errors",
@@ -46,9 +52,9 @@ FOLDERS = {
 }
 
 
-def run(command: list[str | Path], cwd: Path) -> str:
+def run(command: list[str | Path], cwd: Path, patience: float = 300) -> str:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=patience)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -201,3 +207,29 @@ def test_a_source_distribution_compiles_and_installs(
     environment.install(build(sources, "wheel", tmp_path / "wheel"))
     found = environment.imported(tmp_path)
     assert Path(found["smp_tf.ops"]).parent == environment.site / "smp_tf" / "ops"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_source_distribution_installs_with_its_extras_as_the_page_says(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes packages from a registry, some hundred MB."""
+    monkeypatch.setenv("CXXFLAGS", "-O0 -g0")
+    run([sys.executable, "-m", "venv", tmp_path / "env"], tmp_path)
+    python = tmp_path / "env" / "bin" / "python"
+
+    def install(*words: str | Path) -> None:
+        run([python, "-m", "pip", "install", *words], tmp_path, patience=1500)
+
+    built = build(sources, "sdist", tmp_path / "sdist")
+    install(f"tensorflow-cpu=={version('tensorflow-cpu')}", "libucx-cu13")
+    install("--no-deps", f"tf_keras=={version('tf_keras')}")
+    install(f"{built}[cpu,exact]")
+    script = tmp_path / "train.py"
+    script.write_text(STARTED)
+    assert "smp-tf plan" in run([python.with_name("smp-tf"), "plan", "--help"], tmp_path)
+    assert run([python, "-c", "import smp_tf.partition.place.solve_dag, ortools; print(ortools.__name__)"], tmp_path)
+    # What pip cannot install is asked for.
+    trained = subprocess.run([python, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "smp_tf needs Horovod, compiled for the TensorFlow" in trained.stderr

@@ -203,3 +203,27 @@ class TestHorovodsPatience:
 )
 def test_what_launchers_say_of_the_world(given: dict[str, str], size: int, rank: int) -> None:
     assert (environment.world_size(given), environment.world_rank(given)) == (size, rank)
+
+
+class TestHorovod:
+    def test_without_it_the_message_says_how_to_get_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`pip install` of the sources alone ended in a ModuleNotFoundError."""
+        from smp_tf import collectives
+        from smp_tf.collectives import process_sets  # noqa: F401 - it is put back at the end
+        from smp_tf.start import parts
+
+        monkeypatch.delitem(sys.modules, "smp_tf.collectives.process_sets")
+        monkeypatch.delattr(collectives, "process_sets")
+        monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+        with pytest.raises(EnvironmentSetupError, match=r"needs Horovod, compiled for the TensorFlow .* `make setup`"):
+            parts._start_horovod(types.SimpleNamespace())  # type: ignore[arg-type]
+
+    def test_one_without_tensorflow_says_so_too(self) -> None:
+        given = ImportError("Extension horovod.tensorflow has not been built: not found\nIf this is not expected, ...")
+        assert "Extension horovod.tensorflow has not been built: not found. `make" in str(
+            environment.without_horovod(given)
+        )
+
+    def test_another_error_stays(self) -> None:
+        error = ModuleNotFoundError("No module named 'yaml'", name="yaml")
+        assert environment.without_horovod(error) is error
