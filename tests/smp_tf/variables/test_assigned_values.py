@@ -32,6 +32,7 @@ DEFENDED = {
     ("batch/output.py", "var"): "the script gives it, and asks for it",
     ("checkpoint/manager.py", "counter"): "no model has it",
     ("checkpoint/restore.py", "self.due"): "no model has it",
+    ("command/run.py", "wire_up"): "it gives ranks their places, and is no variable",
     ("model/tf_checkpoint.py", "variable"): "`load_weights` reads within `left_out`",
     ("optimizer/apply.py", "iterations"): "of an optimizer, on every rank",
     ("optimizer/one_bit_adam.py", "momentum"): "a slot",
