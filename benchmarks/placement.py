@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import importlib.util
 import inspect
 import itertools
@@ -187,11 +188,15 @@ def rows_of(
         pipelines: schedules.
         repetitions: how often each plan is made, both in turn.
     """
+    gc.unfreeze()
     tf_keras.backend.clear_session()
     began = time.monotonic()
     model = OfflineModel(make, batch_size=BATCH)
     model.trace(MICROBATCHES)
     traced = time.monotonic() - began
+    # Python would look through all that was traced for circles, now in one plan and now in another one.
+    gc.collect()
+    gc.freeze()
     for count, objective, pipeline in itertools.product(partitions, ("memory", "speed"), pipelines):
         wanted = {"partitions": count, "microbatches": MICROBATCHES, "optimize": objective, "pipeline": pipeline}
         made: list[OfflinePlan] = []

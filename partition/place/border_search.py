@@ -205,7 +205,7 @@ class _Between:
 
     def __init__(self, before: _Flags, upto: _Flags) -> None:
         self._before, self._upto = before, upto
-        in_both = before.astype(np.int64) @ upto.T
+        in_both = before.astype(np.float64) @ upto.T
         #: Whether the first set is in the second one, and the stage has a unit.
         self.possible = (in_both == before.sum(axis=1)[:, None]) & (in_both < upto.sum(axis=1))
 

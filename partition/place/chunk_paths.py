@@ -1,11 +1,11 @@
 """Finds cuts between chunks of which stages have several, and a bound for all of them.
 
     cuts are a path      u0 ── u1 ── u2 ── u3 ── u4 ── u5      a run costs what it sends,
-                          └────0────┘└──1──┘└────0────┘        and a price for what it puts on its stage
+                          └────0────┘└──1──┘└────0────┘        and a toll for what it puts on its stage
 
-What a stage may have binds its runs together, so that no dynamic program over single runs keeps to it. With a price for
-what each stage has, it does: the cheapest path, less the prices of all that stages may have, is never above the best
-cuts. Prices rise where a path puts too much on a stage, and fall where it puts less. With the best prices, all paths
+What a stage may have binds its runs together, so that no dynamic program over single runs keeps to it. With a toll for
+what each stage has, it does: the cheapest path, less the tolls of all that stages may have, is never above the best
+cuts. Tolls rise where a path puts too much on a stage, and fall where it puts less. With the best tolls, all paths
 that are not above the best known cuts are followed, as far as they are not too many. Those left out are part of the
 bound.
 
@@ -33,9 +33,9 @@ from smp_tf.partition.place.sure_costs import Run, SureCosts, runs_of
 
 Cuts = tuple[int, ...]
 
-#: How often prices change: at some places for cuts, then at all of them.
+#: How often tolls change: at some places for cuts, then at all of them.
 _TURNS, _LAST_TURNS = 40, 6
-#: After how many smaller bounds prices change half as much.
+#: After how many smaller bounds tolls change half as much.
 _PATIENCE = 3
 #: How many places there are in the first turns.
 _MOST_PLACES = 64
@@ -43,25 +43,25 @@ _MOST_PLACES = 64
 _MOST_STEPS, _LEAST_PATHS, _MOST_PATHS = 200_000, 600, 3_000
 #: The most entries of all tables of runs' costs.
 _MOST_ENTRIES = 20_000_000
-#: The price that counts for known cuts which turn out to exceed the limits, as a multiple of what they send.
+#: The toll that counts for known cuts which turn out to exceed the limits, as a multiple of what they send.
 _UNKNOWN = 2.0
-#: The price of what the known cuts send, where cuts are to be even: so little that it decides between equal ones.
+#: The toll of what the known cuts send, where cuts are to be even: so little that it decides between equal ones.
 _SENT = 1e-6
 #: The factor by which rounding errors may make a sum larger, and the least change that counts.
 _ROUNDING, _LEAST = 1 + 1e-9, 1e-9
 
 
-class _Priced(NamedTuple):
-    """The best prices that were found.
+class _Tolls(NamedTuple):
+    """The best tolls that were found.
 
     Args:
         value: what no path is below.
-        prices: of all that each limit allows.
-        paths: the cheapest path with each of the prices that were tried.
+        tolls: of all that each limit allows.
+        paths: the cheapest path with each of the tolls that were tried.
     """
 
     value: float
-    prices: Array
+    tolls: Array
     paths: list[Places]
 
 
@@ -83,7 +83,7 @@ class _Aim(NamedTuple):
     Args:
         order: returns it and what decides between equal cuts, for all cuts that were looked at.
         limits: returns what stages may have, given the best that is known.
-        sent: the price of a byte that is sent.
+        sent: the toll of a byte that is sent.
         is_even: whether the fullest stage is to have little. Otherwise few bytes are to be sent.
     """
 
@@ -174,30 +174,30 @@ class ChunkPaths:
         """Returns cuts that send few bytes, whatever stages have."""
         grid = self._grids[-1]
         grid.limits = []
-        _, path = grid.cheapest(grid.priced(1.0, np.zeros(0)))
+        _, path = grid.cheapest(grid.tolls_of_runs(1.0, np.zeros(0)))
         return tuple(map(int, self._cuts(grid, [path])[0]))
 
     def _searched(self, aim: _Aim, known: Cuts) -> tuple[_Known, float]:
         """Returns the best cuts that are found, and a bound as `most_even` and `sends_least` return it."""
         best = self._better(aim, _Known((math.inf, math.inf), known), np.asarray([known]))
-        prices: Array | None = None
+        tolls: Array | None = None
         for grid in self._grids:
             grid.limits = aim.limits(best.order[0])
-            if prices is None:
-                prices = np.full(len(grid.limits), 1.0 / max(1, len(grid.limits)) if aim.is_even else 0.0)
+            if tolls is None:
+                tolls = np.full(len(grid.limits), 1.0 / max(1, len(grid.limits)) if aim.is_even else 0.0)
             turns = _TURNS if grid is self._grids[0] else _LAST_TURNS
-            found = self._priced(grid, aim, prices, best, turns)
-            prices = found.prices
+            found = self._best_tolls(grid, aim, tolls, best, turns)
+            tolls = found.tolls
             best = self._better(aim, best, self._cuts(grid, found.paths))
-        assert prices is not None
+        assert tolls is not None
         grid.limits = aim.limits(best.order[0])
-        less = 0.0 if aim.is_even else float(prices.sum())
-        less -= grid.owned(prices)[1]
-        priced = grid.priced(aim.sent, prices)
-        left, _ = grid.cheapest(priced)
+        less = 0.0 if aim.is_even else float(tolls.sum())
+        less -= grid.owned(tolls)[1]
+        of_runs = grid.tolls_of_runs(aim.sent, tolls)
+        left, _ = grid.cheapest(of_runs)
         target = _target(aim, best)
         count = max(_LEAST_PATHS, min(_MOST_PATHS, _MOST_STEPS // len(grid.places)))
-        followed, left_out = grid.followed(priced, left, target * _ROUNDING + less, count)
+        followed, left_out = grid.followed(of_runs, left, target * _ROUNDING + less, count)
         cuts = self._cuts(grid, list(followed))
         least = min(target, left_out - less)
         if aim.is_even:
@@ -207,32 +207,32 @@ class ChunkPaths:
         sent = self._search.sent(cuts) if len(cuts) else np.zeros(0)
         return self._better(aim, best, cuts), max(0.0, float(sent.min(initial=least / aim.sent)))
 
-    def _priced(self, grid: PathGrid, aim: _Aim, prices: Array, best: _Known, turns: int) -> _Priced:
-        """Returns the best prices that are found in so many turns."""
-        found = _Priced(-math.inf, prices, [])
-        # Prices of other places may be worse than none.
-        if prices.any() and not aim.is_even and _cheapest(grid, aim, 0 * prices)[0] > _cheapest(grid, aim, prices)[0]:
-            prices = 0 * prices
+    def _best_tolls(self, grid: PathGrid, aim: _Aim, tolls: Array, best: _Known, turns: int) -> _Tolls:
+        """Returns the best tolls that are found in so many turns."""
+        found = _Tolls(-math.inf, tolls, [])
+        # Tolls of other places may be worse than none.
+        if tolls.any() and not aim.is_even and _cheapest(grid, aim, 0 * tolls)[0] > _cheapest(grid, aim, tolls)[0]:
+            tolls = 0 * tolls
         share, missed, target = 1.0, 0, _target(aim, best)
         for _ in range(turns):
-            value, path = _cheapest(grid, aim, prices)
+            value, path = _cheapest(grid, aim, tolls)
             if not math.isfinite(value):
                 break
             found.paths.append(path)
             if value > found.value:
-                found, missed = _Priced(value, prices, found.paths), 0
+                found, missed = _Tolls(value, tolls, found.paths), 0
             else:
                 missed += 1
             if missed == _PATIENCE:
                 share, missed = share / 2, 0
-            # A price rises where a stage has more than it may, or more than all have together.
-            loads = grid.owned(prices)[0] + grid.loads(path)
-            over = loads - (float(loads @ prices) if aim.is_even else 1.0)
+            # A toll rises where a stage has more than it may, or more than all have together.
+            loads = grid.owned(tolls)[0] + grid.loads(path)
+            over = loads - (float(loads @ tolls) if aim.is_even else 1.0)
             if target - found.value <= _LEAST or not over.any():
                 break
-            prices = np.maximum(prices + share * (target - value) / float(over @ over) * over, 0.0)
+            tolls = np.maximum(tolls + share * (target - value) / float(over @ over) * over, 0.0)
             if aim.is_even:
-                prices = prices / (prices.sum() or 1.0)
+                tolls = tolls / (tolls.sum() or 1.0)
         return found
 
     def _better(self, aim: _Aim, best: _Known, cuts: Places) -> _Known:
@@ -310,15 +310,15 @@ class ChunkPaths:
         return int(middles[np.max(kept, axis=0).argmin()])
 
 
-def _cheapest(grid: PathGrid, aim: _Aim, prices: Array) -> tuple[float, Places]:
+def _cheapest(grid: PathGrid, aim: _Aim, tolls: Array) -> tuple[float, Places]:
     """Returns what no path is below, and the cheapest path."""
-    left, path = grid.cheapest(grid.priced(aim.sent, prices))
-    allowed = 0.0 if aim.is_even else float(prices.sum())
-    return float(left[0][0]) + grid.owned(prices)[1] - allowed, path
+    left, path = grid.cheapest(grid.tolls_of_runs(aim.sent, tolls))
+    allowed = 0.0 if aim.is_even else float(tolls.sum())
+    return float(left[0][0]) + grid.owned(tolls)[1] - allowed, path
 
 
 def _target(aim: _Aim, best: _Known) -> float:
-    """Returns the price of the best cuts that are known, above which no path is of use."""
+    """Returns the toll of the best cuts that are known, above which no path is of use."""
     if aim.is_even or not math.isfinite(best.order[0]):
         return 1.0 if aim.is_even else _UNKNOWN
     return best.order[0] * aim.sent

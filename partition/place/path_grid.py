@@ -1,4 +1,4 @@
-"""Prices of paths over places for cuts, where a run costs what it sends and a price for what its stage may have.
+"""Tolls of paths over places for cuts, where a run costs what it sends and a toll for what its stage may have.
 
 places    0 ──── 4 ──── 9 ──── 14       a path: 0, 4, 14, the runs [0, 4) and [4, 14)
           └──0──┘└──────1──────┘        the loads: what each stage has, as a share of what it may have
@@ -61,25 +61,25 @@ class PathGrid:
         self._speed, self._link = ranks.speed, [link / rate for rate in ranks.link]
         self._owned = costs.owned
 
-    def priced(self, sent: float, prices: Array) -> list[Array]:
-        """Returns the price of each run, from each begin to each end.
+    def tolls_of_runs(self, sent: float, tolls: Array) -> list[Array]:
+        """Returns the toll of each run, from each begin to each end.
 
         Args:
-            sent: the price of a byte that is sent, above zero.
-            prices: of all that each limit allows.
+            sent: the toll of a byte that is sent, above zero.
+            tolls: of all that each limit allows.
         """
         found = []
         for number, run in enumerate(self._runs):
             byte, kept, alone = sent, 0.0, np.zeros(len(self.places))
-            for (stage, held, most), price in zip(self.limits, prices.tolist(), strict=True):
+            for (stage, held, most), toll in zip(self.limits, tolls.tolist(), strict=True):
                 if stage != run.stage:
                     continue
                 if held is None:
-                    byte += price / most * self._link[stage]
-                    alone += price / most / self._speed[stage] * self._times
+                    byte += toll / most * self._link[stage]
+                    alone += toll / most / self._speed[stage] * self._times
                 else:
-                    kept += price / most * held[number]
-                    alone += price / most * self._weights
+                    kept += toll / most * held[number]
+                    alone += toll / most * self._weights
             total = self._sent[number] * byte
             total += alone - alone[:, None]
             if kept:
@@ -87,32 +87,32 @@ class PathGrid:
             found.append(total)
         return found
 
-    def cheapest(self, priced: Sequence[Array]) -> tuple[list[Array], Places]:
-        """Returns the least price of runs from each one on, for each place where it begins; and the cheapest path."""
+    def cheapest(self, of_runs: Sequence[Array]) -> tuple[list[Array], Places]:
+        """Returns the least toll of runs from each one on, for each place where it begins; and the cheapest path."""
         left = [np.where(np.arange(len(self.places)) == len(self.places) - 1, 0.0, np.inf)]
-        for price in reversed(priced):
-            left.append((price + left[-1]).min(axis=1))
+        for toll in reversed(of_runs):
+            left.append((toll + left[-1]).min(axis=1))
         left.reverse()
         at, path = 0, []
-        for price, after in zip(priced, left[1:], strict=True):
-            at = int((price[at] + after).argmin())
+        for toll, after in zip(of_runs, left[1:], strict=True):
+            at = int((toll[at] + after).argmin())
             path.append(at)
         return left, np.asarray(path[:-1])
 
-    def owned(self, prices: Array) -> tuple[Array, float]:
-        """Returns where what owners of shared weights have costs least, as loads, and its price.
+    def owned(self, tolls: Array) -> tuple[Array, float]:
+        """Returns where what owners of shared weights have costs least, as loads, and its toll.
 
         Args:
-            prices: of all that each limit allows.
+            tolls: of all that each limit allows.
         """
         loads = np.zeros(len(self.limits))
         stages = {limit.stage for limit in self.limits if limit.held is not None}
         if not self._owned or stages != {run.stage for run in self._runs}:
             return loads, 0.0
         of_stage = {stage: 0.0 for stage in sorted(stages)}
-        for (stage, held, most), price in zip(self.limits, prices.tolist(), strict=True):
+        for (stage, held, most), toll in zip(self.limits, tolls.tolist(), strict=True):
             if held is not None:
-                of_stage[stage] += price / most
+                of_stage[stage] += toll / most
         least = min(of_stage, key=of_stage.__getitem__)
         for at, (stage, held, most) in enumerate(self.limits):
             if stage == least and held is not None:
@@ -177,23 +177,25 @@ class PathGrid:
             fits &= self._weights[-1] - self._weights[begins] + min(counts) * self._stash[begins, -1] <= room
         return fits
 
-    def followed(self, priced: Sequence[Array], left: Sequence[Array], most: float, count: int) -> tuple[Places, float]:
-        """Returns paths whose price is at most so much, and which keep within the limits.
+    def followed(
+        self, of_runs: Sequence[Array], left: Sequence[Array], most: float, count: int
+    ) -> tuple[Places, float]:
+        """Returns paths whose toll is at most so much, and which keep within the limits.
 
         Args:
-            priced: the price of each run.
-            left: the least price of runs from each one on.
+            of_runs: the toll of each run.
+            left: the least toll of runs from each one on.
             most: what a path may cost.
             count: how many paths are followed at once. The cheapest are.
 
         Returns:
-            A row for each path, with the numbers of its places between runs; and the least price of a path that was not
+            A row for each path, with the numbers of its places between runs; and the least toll of a path that was not
             followed, infinite where all were.
         """
-        paths, price = np.zeros((1, 1), np.int64), np.zeros(1)
+        paths, toll = np.zeros((1, 1), np.int64), np.zeros(1)
         loads, left_out = np.zeros((1, len(self.limits))), np.inf
-        for number, (costs, after) in enumerate(zip(priced, left[1:], strict=True)):
-            total = price[:, None] + costs[paths[:, -1]] + after
+        for number, (costs, after) in enumerate(zip(of_runs, left[1:], strict=True)):
+            total = toll[:, None] + costs[paths[:, -1]] + after
             rows, ends = np.nonzero(total <= most)
             # More than are followed, since some exceed a limit.
             kept, left_out = _cheapest(total[rows, ends], ends, 4 * count, left_out)
@@ -205,26 +207,26 @@ class PathGrid:
             kept, left_out = _cheapest(total[rows, ends], ends, count, left_out)
             rows, begins, ends, loads = rows[kept], begins[kept], ends[kept], loads[kept]
             paths = np.concatenate([paths[rows], ends[:, None]], axis=1)
-            price = price[rows] + costs[begins, ends]
+            toll = toll[rows] + costs[begins, ends]
         return paths[:, 1:-1], left_out
 
 
-def _cheapest(prices: Array, ends: Places, count: int, left_out: float) -> tuple[Places, float]:
-    """Returns the numbers of the cheapest paths, and the least price of those that were left out until now.
+def _cheapest(tolls: Array, ends: Places, count: int, left_out: float) -> tuple[Places, float]:
+    """Returns the numbers of the cheapest paths, and the least toll of those that were left out until now.
 
     Args:
-        prices: of the paths.
+        tolls: of the paths.
         ends: where they end. Of those that end at a place, only some are among the cheapest.
         count: how many may be kept.
-        left_out: the least price that was left out before.
+        left_out: the least toll that was left out before.
     """
-    if len(prices) <= count:
-        return np.arange(len(prices)), left_out
-    order = np.lexsort((prices, ends))
+    if len(tolls) <= count:
+        return np.arange(len(tolls)), left_out
+    order = np.lexsort((tolls, ends))
     begins = np.flatnonzero(np.diff(ends[order], prepend=-1))
     number = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
     few = order[number < max(1, count // _SHARE)]
-    few = few[np.argsort(prices[few], kind="stable")][:count]
-    is_left = np.ones(len(prices), bool)
+    few = few[np.argsort(tolls[few], kind="stable")][:count]
+    is_left = np.ones(len(tolls), bool)
     is_left[few] = False
-    return np.sort(few), min(left_out, float(prices[is_left].min()))
+    return np.sort(few), min(left_out, float(tolls[is_left].min()))

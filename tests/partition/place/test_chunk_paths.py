@@ -1,4 +1,4 @@
-"""Cuts between chunks by prices, and what none of them is below: against all cuts."""
+"""Cuts between chunks by tolls, and what none of them is below: against all cuts."""
 
 from __future__ import annotations
 
