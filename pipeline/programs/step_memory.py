@@ -110,7 +110,7 @@ def memory_over_step(
 
     Returns:
         For each stage, when a task begins or ends, and what is held from then on. Within a task, all counts that exists
-        at any time of it. Weights, slots, the stage's own sums of gradients, the batch and constants are not counted.
+        at any time of it. Weights, slots, the stage's own sums of gradients and the batch are not counted.
     """
     read = _first_reads(split, timeline.spans)
     stages = _stages(split, len(timeline.spans), samples, beyond=beyond)
@@ -170,11 +170,11 @@ class _Life:
 _Lived = tuple[Tensor, _Life]
 
 
-def _moments(changes: Mapping[_Use, Sequence[int]], working: Sequence[int]) -> Iterator[StepMemory]:
+def _moments(changes: Mapping[_Use, Sequence[int]], working: Sequence[int], constants: int) -> Iterator[StepMemory]:
     """Yields what exists at one moment after the other, given what comes and goes before each."""
     held = {use: list(accumulate(change)) for use, change in changes.items()}
     for at, own in enumerate(working):
-        yield StepMemory(held[_Use.STASH][at], held[_Use.TRANSPORT][at], held[_Use.RESULT][at] + own)
+        yield StepMemory(held[_Use.STASH][at], held[_Use.TRANSPORT][at], held[_Use.RESULT][at] + own, constants)
 
 
 def _key(task: Task) -> Visit:
@@ -229,13 +229,12 @@ class _Stage:
             large: whether large tensors count alone.
         """
         moments = [held for _, held in self.moments(spans, lives, large=large)]
-        constants = sum(each.large if large else each.bytes for each in self._constants)
         if not moments:
-            return StepMemory(0, 0, 0, constants)
+            return StepMemory(0, 0, 0)
         most = max(moments, key=lambda moment: moment.total)
         # The stash of all microbatches under way is counted as such, even where it is not complete at that moment.
         stash = max(moment.stash for moment in moments)
-        return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport), constants)
+        return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport), most.constants)
 
     def moments(
         self, all_spans: Sequence[Span], lives: Sequence[_Lived], *, large: bool = False
@@ -258,8 +257,9 @@ class _Stage:
                     changes[life.use][first] += nbytes
                     changes[life.use][last] -= nbytes
         working = [self._working[_key(span.task)][large] for span in spans]
-        inside = zip(begins, _moments(within, working), strict=True)
-        between = zip(ends, _moments(behind, [0] * len(spans)), strict=True)
+        constants = sum(each.large if large else each.bytes for each in self._constants)
+        inside = zip(begins, _moments(within, working, constants), strict=True)
+        between = zip(ends, _moments(behind, [0] * len(spans), constants), strict=True)
         return tuple(moment for pair in zip(inside, between, strict=True) for moment in pair)
 
     def lives(self, spans: Sequence[Span], read: _Reads) -> Iterator[_Lived]:

@@ -562,6 +562,7 @@ def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
     for stage, (row, moments) in enumerate(zip(made.plan.forecast, over_step, strict=True)):
         stored = row.weight_bytes + row.gradient_bytes + row.slot_bytes - row.host_bytes
         stored += 0 if row.gradients_on_host else averaging
+        stored += next((moment.constants for _, moment in moments), 0)
 
         def held(nbytes: int, stored: int = stored) -> int:
             return stored + batch + nbytes + memory_forecast.rounding_bytes(batch + nbytes)

