@@ -244,7 +244,8 @@ def test_a_signal_ends_ranks_also_while_nobody_reads(run: RunJob) -> None:
     job = run("print(os.getpid())\nwhile True: print(1000 * 'x')", "-np", "2")
     pids = job.pids(1)
     # Until its output is full, and it waits in the midst of a line.
-    while Path(f"/proc/{job.process.pid}/wchan").read_text() not in ("pipe_write", "anon_pipe_write", "0"):
+    # (A system that does not tell what a process waits for says 0.)
+    while not re.search("pipe|^0$", Path(f"/proc/{job.process.pid}/wchan").read_text()):
         os.sched_yield()
     job.process.send_signal(signal.SIGTERM)
     wait_for_end(pids)
