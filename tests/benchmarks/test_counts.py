@@ -33,6 +33,16 @@ def test_what_is_kept_neither_differs_from_itself_nor_grows(kept: dict[str, Any]
     assert list(of_change(kept["counts"], kept)) == []
 
 
+def test_the_page_has_the_counts_that_are_kept(kept: dict[str, Any]) -> None:
+    """Its table was that of some changes before."""
+    from counts import PROGRAM
+
+    page = (BENCHMARKS.parent / "docs" / "speed.md").read_text(encoding="utf-8")
+    for setting, of in kept["counts"].items():
+        cells = [f"{of['our calls']:,}", f"{of['all calls']:.2f} × plain", *(f"{of[name]:,}" for name in PROGRAM)]
+        assert f"| {setting} | {' | '.join(cells)} |" in page
+
+
 def test_more_and_less_are_told(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     import counts
 
