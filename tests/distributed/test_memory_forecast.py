@@ -106,12 +106,9 @@ def test_a_forecast_by_profile_is_near_what_the_allocator_counts(
     ("model", "within"),
     [
         pytest.param("mlp", 0.05, id="mlp"),
-        *(
-            pytest.param(model, 0.05, id=model, marks=ALONE)
-            for model in ("recommender", "convnext", "regnet", "bilstm")
-        ),
-        # Of six trainings the fullest had 22 MiB on a rank, and the others 20.
-        pytest.param("unet3d", 0.1, id="unet3d", marks=ALONE),
+        *(pytest.param(model, 0.05, id=model, marks=ALONE) for model in ("recommender", "convnext", "regnet")),
+        # Which ops run at once differs from training to training: ranks had 20 to 23 MiB, and 91 to 100.
+        *(pytest.param(model, 0.15, id=model, marks=ALONE) for model in ("unet3d", "bilstm")),
     ],
 )
 def test_a_training_holds_what_an_earlier_one_by_the_same_plan_held(model: str, within: float, tmp_path: Path) -> None:
