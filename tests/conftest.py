@@ -41,10 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SMP_TF_PROFILES"] = "off"
     quick_import.install()
     quick_import.look_for_garbage_seldom()
-    # Of properties that say no number of their own.
-    hypothesis.settings.register_profile("default run", max_examples=40)
-    if not config.getoption("--full"):
-        hypothesis.settings.load_profile("default run")
+    # A machine may be busy, so an example has no deadline. With --full, properties that say no number have 100 examples.
+    hypothesis.settings.register_profile("full run", deadline=None)
+    hypothesis.settings.register_profile("default run", deadline=None, max_examples=40)
+    hypothesis.settings.load_profile("full run" if config.getoption("--full") else "default run")
     config.addinivalue_line("markers", "distributed: starts several processes with horovodrun")
     config.addinivalue_line("markers", "full: the whole grid of settings; only with --full")
     config.addinivalue_line("markers", "alone: measures time or processors, so that nothing may run beside it")
