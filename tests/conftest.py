@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SMP_TF_PROFILES"] = "off"
     quick_import.install()
     quick_import.look_for_garbage_seldom()
-    # A machine may be busy, so an example has no deadline. With --full, properties that say no number have 100 examples.
+    # A machine may be busy, so an example has no deadline. Properties that say no number have 100 examples with --full.
     hypothesis.settings.register_profile("full run", deadline=None)
     hypothesis.settings.register_profile("default run", deadline=None, max_examples=40)
     hypothesis.settings.load_profile("full run" if config.getoption("--full") else "default run")
