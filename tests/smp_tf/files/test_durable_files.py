@@ -194,8 +194,9 @@ def test_a_file_system_that_syncs_no_folders_is_none_that_fails(
 
 
 #: Files that do it themselves: this one; what renames several files as one;
-#: what replaces one thing in a folder of others; Keras's file within an archive that is being built.
+#: what replaces one thing in a folder of others; Keras's file within an archive that is being built; logs, which grow.
 _OTHERS = {
+    "smp_tf/launch/log_folder.py",
     "smp_tf/files/durable_files.py",
     "smp_tf/model/tf_checkpoint.py",
     "smdistributed/modelparallel/tensorflow/checkpoint_files.py",
