@@ -75,7 +75,7 @@ def test_digits_prints_the_plan_on_rank_0_only(digits: tuple[Outcome, Path]) -> 
         "sent per microbatch",
     ]
     size = r"[\d.]+ (B|KiB|MiB)"
-    row = [r"\w+ … \w+ \(\d\)", r"[\d,]+", rf"{size} \+ {size}", rf"{size} \d ×", size, r"\d+%"]
+    row = [r"\w+ … \w+ \(\d\)", r"[\d,]+", rf"{size} \+ {size}", rf"{size} \d ×", rf"{size} estimated", r"\d+%"]
     assert len(stages) == 2, outcome.report()
     for number, (found, sent) in enumerate(zip(stages, (rf"{size} →", rf"← {size}"), strict=True)):
         assert all(map(re.fullmatch, [str(number), *row, f".*{sent}"], found)), found
