@@ -8,7 +8,6 @@ The parts that make it a split model are marked with (1) to (5). The rest is an 
 """
 
 import argparse
-import os
 
 import smp_tf as smp  # before TensorFlow: it says that tf.keras is to be tf_keras
 
@@ -110,14 +109,12 @@ def main():
         .shuffle(len(train_images), seed=1)
         .batch(args.batch_size, drop_remainder=True)
     )
-    # Under horovodrun, Rich cannot see whether it writes to a terminal.
-    terminal = os.environ.get("TERM", "dumb") != "dumb"
     progress = Progress(
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
-        console=Console(force_terminal=terminal, width=120, quiet=smp.rank() != 0),
+        console=Console(quiet=smp.rank() != 0),
     )
     with progress:
         bar = progress.add_task("", total=args.epochs * len(batches), loss="planning ...")

@@ -7,7 +7,6 @@ and the last stage share this weight.
 """
 
 import argparse
-import os
 from pydoc_data.topics import topics
 
 import smp_tf as smp  # before TensorFlow: it says that tf.keras is to be tf_keras
@@ -113,13 +112,12 @@ def main():
         return loss.reduce_mean()
 
     random = np.random.default_rng(1)  # the same on every rank: all see the same batches
-    terminal = os.environ.get("TERM", "dumb") != "dumb"
     progress = Progress(
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
-        console=Console(force_terminal=terminal, width=120, quiet=smp.rank() != 0),
+        console=Console(quiet=smp.rank() != 0),
     )
     losses = []
     with progress:

@@ -1,4 +1,4 @@
-"""Finds cuts between chunks of which stages have several, and a bound for all of them.
+"""Finds cuts where a stage has several chunks, and a bound for all of them.
 
     cuts are a path      u0 ── u1 ── u2 ── u3 ── u4 ── u5      a run costs what it sends,
                           └────0────┘└──1──┘└────0────┘        and a toll for what it puts on its stage

@@ -24,7 +24,7 @@ def beyond_estimate(graph: OpGraph, peaks: UnitPeaks, samples: int) -> dict[str,
     """Returns how many more bytes units need forward and backward than is estimated, below 0 for fewer, by unit.
 
     Args:
-        graph: the pruned op graph of the step of which the units were measured.
+        graph: the pruned op graph of a step. The units are those of this step.
         peaks: what was measured.
         samples: samples of the microbatch that was measured.
     """

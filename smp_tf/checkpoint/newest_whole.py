@@ -73,7 +73,7 @@ def _require_the_same(seen: Listing, directory: str) -> None:
 
 
 def _problems(directory: str, manifest: Manifest) -> list[str]:
-    """Returns what any rank has found to be wrong with a checkpoint, of which each reads a share."""
+    """Reads a checkpoint, each rank a share, and returns what any of them has found to be wrong."""
     topology = runtime.current().topology
     mine = list(problems_of_files(directory, manifest))
     if not mine:

@@ -18,7 +18,7 @@ def wait_beside_steps(
     """Runs a function in a thread that ends before this rank leaves the job.
 
     Args:
-        name: name of the thread, in words.
+        name: what the thread is for, such as "first steps".
         transport: whose steps the function waits for, by `await_step`.
         wait: the function. What it does after a step has come is finished; it waits for no further one when this rank
             leaves.

@@ -35,7 +35,7 @@ class AgentLink:
 
     Attributes:
         outgoing: the descriptor of what it says.
-        words: the descriptor of what it, or `ssh`, says in words.
+        words: the descriptor of text that the agent, or `ssh`, prints.
         told: the latest of these words, line by line.
         living: the ranks that have begun and not ended.
         is_gone: whether its output has ended.

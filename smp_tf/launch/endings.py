@@ -1,4 +1,4 @@
-"""How a process ended, as an exit code that a batch system understands, and in words."""
+"""How a process ended: as words, and as an exit code that a batch system understands."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class HostList:
 
     Args:
         slots: how many ranks each host may run, in the order of their ranks.
-        source: where they were named, in words.
+        source: where they were named, such as "-H host1:4".
         size: how many ranks there are to be.
     """
 

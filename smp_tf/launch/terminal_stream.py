@@ -22,7 +22,7 @@ _CLEAR = "\r\x1b[2K"
 _PARTS = re.compile(
     r"\r\n|\n|\r|\x08+|\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])|[^\r\n\x08\x1b]+|\x1b"
 )
-#: The begin of a sequence, or of a line's end, of which more may come.
+#: The begin of an escape sequence, or of a line's end. The rest may come with the next piece.
 _BEGUN = re.compile(r"(?:\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*)?|\r)$")
 
 

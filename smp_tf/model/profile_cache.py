@@ -17,11 +17,10 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from smp_tf.files.durable_files import write_file
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.plan.json_record import record_from
 from smp_tf.pipeline.planner.unit_peaks import UnitPeaks
-from smp_tf.planning.kept_measurements import MeasuredHardware, Subject, folder_of_measurements
+from smp_tf.planning.kept_measurements import MeasuredHardware, Subject, folder_of_measurements, keep_measurement
 
 #: Version of the fields of a file.
 FORMAT = 6
@@ -169,12 +168,8 @@ class ProfileCache:
         path = self.path(profile.subject, profile.hardware)
         if path is None:
             return None
-        try:
-            write_file(path, json.dumps(dataclasses.asdict(profile), indent=1))
-        except OSError as error:
-            self.trouble = f"The profile cannot be kept in {path.parent}: {error.strerror}."
-            return None
-        return path
+        self.trouble = keep_measurement(path, profile, "The profile")
+        return None if self.trouble else path
 
 
 def _begin(form: str) -> str:

@@ -37,7 +37,7 @@ def save_model(model: SplitModel, path: str | os.PathLike[str], *, with_optimize
     Args:
         model: a distributed model that is built.
         path: folder or file to write.
-        with_optimizer: whether the optimizer's state is written as well, all of which is on this rank.
+        with_optimizer: whether the optimizer's state is written as well. All of it is on this rank.
 
     Raises:
         StepError: the model is not built yet, a model of this kind cannot be written to such a file, or what is

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf.config.config import Config
-from smp_tf.files.durable_files import write_file
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.plan.held_memory import HeldMemory
 from smp_tf.partition.plan.json_record import record_from
-from smp_tf.planning.kept_measurements import MeasuredHardware, Subject, folder_of_measurements
+from smp_tf.planning.kept_measurements import MeasuredHardware, Subject, folder_of_measurements, keep_measurement
 
 #: Version of the fields of a file.
 FORMAT = 1
@@ -138,12 +137,8 @@ class EarlierTrainings:
         path = self.path(record)
         if path is None:
             return None
-        try:
-            write_file(path, json.dumps(dataclasses.asdict(record), indent=1))
-        except OSError as error:
-            self.trouble = f"The memory of this training cannot be kept in {path.parent}: {error.strerror}."
-            return None
-        return path
+        self.trouble = keep_measurement(path, record, "The memory of this training")
+        return None if self.trouble else path
 
 
 def _require_whole(record: TrainingRecord, setting: Setting) -> None:

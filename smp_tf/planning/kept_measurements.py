@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.files.durable_files import write_file
 from smp_tf.partition.graph.fingerprint import fingerprint, form
 from smp_tf.partition.graph.op_graph import OpGraph
 
@@ -81,6 +85,24 @@ def folder_of_measurements() -> Path | None:
         return Path.home() / ".cache" / "smp_tf" / "profiles"
     except RuntimeError:
         return None
+
+
+def keep_measurement(path: Path, measurement: Any, what: str) -> str:
+    """Writes what was measured. A reader finds the file whole or not at all.
+
+    Args:
+        path: the file.
+        measurement: a dataclass.
+        what: words for it, as they begin a sentence.
+
+    Returns:
+        Why it cannot be kept; "" where it is.
+    """
+    try:
+        write_file(path, json.dumps(dataclasses.asdict(measurement), indent=1))
+    except OSError as error:
+        return f"{what} cannot be kept in {path.parent}: {error.strerror}."
+    return ""
 
 
 def this_hardware(processes: int = 1) -> MeasuredHardware:

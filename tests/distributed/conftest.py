@@ -10,6 +10,17 @@ import pytest
 from tests.distributed.harness import Case, CaseResult, launch
 from tests.distributed.job import DEADLINE
 from tests.distributed.pool import POOLS
+from tests.distributed.two_hosts import NoHostsError, TwoHosts, two_hosts
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[TwoHosts]:
+    """Two hosts, made of this machine."""
+    try:
+        with two_hosts() as made:
+            yield made
+    except NoHostsError as error:
+        pytest.skip(f"This machine does not let itself be made into two hosts: {error}.")
 
 
 @dataclass(frozen=True)

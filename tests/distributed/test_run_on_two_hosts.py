@@ -10,14 +10,13 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.distributed import left_behind
 from tests.distributed.harness import ONE_THREAD, ROOT
-from tests.distributed.two_hosts import ADDRESSES, NoHostsError, TwoHosts, two_hosts
+from tests.distributed.two_hosts import ADDRESSES, TwoHosts
 
 DEADLINE = 240.0
 WHERE = "host-a:1,host-b:2"
@@ -31,15 +30,6 @@ if sys.argv[1] == "wait" or (sys.argv[1] == "fail" and rank != "2"):
 if sys.argv[1] == "fail":
     os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[TwoHosts]:
-    try:
-        with two_hosts() as made:
-            yield made
-    except NoHostsError as error:
-        pytest.skip(f"This machine does not let itself be made into two hosts: {error}.")
 
 
 class Run:

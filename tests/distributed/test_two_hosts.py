@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,20 +18,11 @@ import pytest
 
 from tests.distributed import left_behind
 from tests.distributed.harness import ONE_THREAD, ROOT, launch_script
-from tests.distributed.two_hosts import ADDRESSES, NoHostsError, TwoHosts, two_hosts
+from tests.distributed.two_hosts import ADDRESSES, TwoHosts
 
 SCRIPT = "tests/distributed/scripts/two_hosts.py"
 DEADLINE = 240.0
 LAUNCHER = [sys.executable, str(ROOT / "tests/distributed/launcher/horovodrun"), "--gloo", "--disable-cache"]
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[TwoHosts]:
-    try:
-        with two_hosts() as made:
-            yield made
-    except NoHostsError as error:
-        pytest.skip(f"This machine does not let itself be made into two hosts: {error}.")
 
 
 @dataclass
